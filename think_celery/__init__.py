@@ -1,0 +1,1 @@
+"""Durable agent turns and durable workflows on Celery."""

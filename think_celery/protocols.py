@@ -1,0 +1,251 @@
+"""The few seams: what the engine asks of a model, an agent, the live log and the broker."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from think_celery.ids import AgentRef
+from think_celery.messages import UIMessage
+from think_celery.signals import AbortSignal
+from think_celery.tools import Tool
+
+JsonSchema = dict[str, Any]
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolSpec:
+    """A tool as a model is told of it."""
+
+    name: str
+    description: str
+    parameters: JsonSchema
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForcedTool:
+    """Tool choice: this tool, and no other."""
+
+    name: str
+
+
+ToolChoice = Literal["auto", "required", "none"] | ForcedTool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelTimeouts:
+    """How long a model may take, in seconds. Keep-alive comments are not tokens."""
+
+    connect: float = 10.0
+    first_token: float = 120.0
+    token_gap: float = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRequest:
+    """One request to a model.
+
+    ``messages`` are already repaired: every tool part in them has a result. A provider turns each
+    model step of an assistant message (they begin with a ``StepStartPart``) into its own wire messages.
+    """
+
+    system: str | None
+    messages: Sequence[UIMessage]
+    tools: Sequence[ToolSpec] = ()
+    tool_choice: ToolChoice = "auto"
+    timeouts: ModelTimeouts = field(default_factory=ModelTimeouts)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Some more text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Some more of the model's reasoning. Never part of the visible text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """Some more of the arguments of the call at *index*; the first one carries id and name."""
+
+    index: int
+    tool_call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallComplete:
+    """A whole call. ``arguments`` is the model's JSON text as it came; empty or blank means ``{}``."""
+
+    index: int
+    tool_call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request, as far as the provider told."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The stream's proper end; without it an attempt has failed.
+
+    ``reason`` is one of ours; ``raw_reason`` is the provider's word, ``None`` where it gave none.
+    """
+
+    reason: Literal["stop", "length", "tool-calls", "content-filter", "other", "unknown"]
+    raw_reason: str | None
+    usage: Usage
+
+
+ModelEvent = TextDelta | ReasoningDelta | ToolCallDelta | ToolCallComplete | Finish
+
+
+class Model(Protocol):
+    """A language model that streams."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in logs, such as ``openai/gpt-5``."""
+
+    def stream(self, request: ModelRequest, signal: AbortSignal) -> Iterator[ModelEvent]:
+        """Ask once, and yield events until a :class:`Finish`.
+
+        Closes its connection when *signal* comes or the iterator is closed; after *signal* it ends
+        with :class:`~think_celery.errors.ModelAborted`.
+
+        Raises:
+            ModelError: The request failed; ``retryable`` says whether asking again may help. Retrying
+                is the turn's business, never the provider's.
+        """
+
+
+# --- agents and workflows as the domain sees them -------------------------------------------------
+
+
+class AgentHooks(Protocol):
+    """What a turn asks of the user's agent."""
+
+    max_steps: int
+
+    def get_model(self) -> "str | Model | None":
+        """The model, or its name such as ``openai/gpt-5``; ``None`` means the setting ``think_model``."""
+
+    def get_system_prompt(self) -> str | None:
+        """The system prompt."""
+
+    def all_tools(self) -> Sequence[Tool]:
+        """The ``@tool`` methods and what ``get_tools()`` returns."""
+
+
+# --- the live log ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """One thing that listeners of an agent may see as it happens.
+
+    ``token`` is the writer's fencing token: a reader drops frames of a lower one than it has seen for
+    the message. ``n`` counts up within a message. ``event`` is the JSON that listeners get, in the shape
+    of a UI message chunk: ``{"type": "text-delta", "delta": "Hel"}``, ``{"type": "reset"}``,
+    ``{"type": "done", "status": "completed"}``.
+    """
+
+    agent_id: str
+    submission_id: str
+    message_id: str
+    token: int
+    n: int
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in an agent's live log. A log that does not know the incarnation answers with a snapshot."""
+
+    incarnation: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Frames after a cursor. ``lost`` says that the cursor was unknown or below the trimmed edge."""
+
+    frames: Sequence[Frame]
+    cursor: Cursor
+    lost: bool
+
+
+class EventLog(Protocol):
+    """The live log. Losing it costs listeners smoothness and nothing else."""
+
+    def append(self, frames: Sequence[Frame]) -> None:
+        """Write frames, of one or more agents, in order."""
+
+    def head(self, agent_id: str) -> Cursor:
+        """The place after the newest frame."""
+
+    def read(self, agent_id: str, after: Cursor, limit: int = 500) -> Page:
+        """The frames after a cursor, oldest first; none when there is nothing new."""
+
+    def trim(self) -> int:
+        """Drop old frames, and say how many."""
+
+
+# --- the broker -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knock:
+    """A hint that a row has work: the Celery task to send. It carries ids only; losing it is harmless."""
+
+    task: Literal["think.submission.run", "think.workflow.advance", "think.outbox.deliver"]
+    task_id: str
+    kwargs: dict[str, str]
+    queue: str | None = None
+    root_id: str | None = None
+    shows: dict[str, str] = field(default_factory=dict)
+
+
+KnockFunction = Callable[[Knock], None]
+
+
+__all__ = [
+    "AgentHooks",
+    "AgentRef",
+    "Cursor",
+    "EventLog",
+    "Finish",
+    "ForcedTool",
+    "Frame",
+    "JsonSchema",
+    "Knock",
+    "KnockFunction",
+    "Model",
+    "ModelEvent",
+    "ModelRequest",
+    "ModelTimeouts",
+    "Page",
+    "ReasoningDelta",
+    "TextDelta",
+    "ToolCallComplete",
+    "ToolCallDelta",
+    "ToolChoice",
+    "ToolSpec",
+    "Usage",
+]

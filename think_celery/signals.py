@@ -1,0 +1,58 @@
+"""A wish to stop that one piece of code hands to another, in the shape of the web's AbortController."""
+
+import threading
+from collections.abc import Callable
+
+
+class AbortSignal:
+    """Tells long work that it should end. Thread-safe; once aborted it stays so."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+        self.reason: str | None = None
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the work should end."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to that many seconds for the signal, and say whether it came."""
+        return self._event.wait(seconds)
+
+    def on_abort(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call *callback* once when the signal comes (at once if it has come). Returns what removes it."""
+        with self._lock:
+            if not self._event.is_set():
+                self._callbacks.append(callback)
+                return lambda: self._remove(callback)
+        callback()
+        return lambda: None
+
+    def _remove(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def _abort(self, reason: str) -> None:
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.reason = reason
+            self._event.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class AbortController:
+    """The other end of a signal: ``controller.abort("no longer needed")``."""
+
+    def __init__(self) -> None:
+        self.signal = AbortSignal()
+
+    def abort(self, reason: str = "aborted") -> None:
+        """Give the signal. A second call changes nothing."""
+        self.signal._abort(reason)

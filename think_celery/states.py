@@ -1,0 +1,106 @@
+"""Every status, and every allowed move from one to another.
+
+A move that is not listed here is refused by ``store.moves.move``: the row stays as it is.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+Moves = Mapping[str, frozenset[str]]
+
+
+class SubmissionStatus(StrEnum):
+    """Where an accepted turn stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    SKIPPED = "skipped"
+    ERROR = "error"
+
+
+class WorkflowStatus(StrEnum):
+    """Where a workflow run stands. ``paused`` with an error set means: stopped, and can be resumed."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    ERRORED = "errored"
+    TERMINATED = "terminated"
+
+
+class StepStatus(StrEnum):
+    """Where a journal entry stands."""
+
+    WAITING = "waiting"
+    RETRYING = "retrying"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class OutboxStatus(StrEnum):
+    """Where a piece of news for a workflow stands."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    DROPPED = "dropped"
+
+
+SUBMISSION_MOVES: Moves = {
+    SubmissionStatus.PENDING: frozenset(
+        {SubmissionStatus.RUNNING, SubmissionStatus.ABORTED, SubmissionStatus.SKIPPED, SubmissionStatus.ERROR}
+    ),
+    SubmissionStatus.RUNNING: frozenset(
+        {
+            SubmissionStatus.RUNNING,  # a takeover
+            SubmissionStatus.PENDING,  # handed over, or waiting for `not_before`
+            SubmissionStatus.COMPLETED,
+            SubmissionStatus.ABORTED,
+            SubmissionStatus.ERROR,
+        }
+    ),
+}
+
+WORKFLOW_MOVES: Moves = {
+    WorkflowStatus.QUEUED: frozenset(
+        {WorkflowStatus.RUNNING, WorkflowStatus.PAUSED, WorkflowStatus.TERMINATED}
+    ),
+    WorkflowStatus.RUNNING: frozenset(
+        {
+            WorkflowStatus.RUNNING,  # a takeover
+            WorkflowStatus.QUEUED,  # handed over
+            WorkflowStatus.WAITING,
+            WorkflowStatus.PAUSED,
+            WorkflowStatus.COMPLETE,
+            WorkflowStatus.ERRORED,
+            WorkflowStatus.TERMINATED,
+        }
+    ),
+    WorkflowStatus.WAITING: frozenset(
+        {WorkflowStatus.QUEUED, WorkflowStatus.PAUSED, WorkflowStatus.TERMINATED}
+    ),
+    WorkflowStatus.PAUSED: frozenset({WorkflowStatus.QUEUED, WorkflowStatus.TERMINATED}),
+}
+
+OUTBOX_MOVES: Moves = {
+    OutboxStatus.PENDING: frozenset({OutboxStatus.DELIVERED, OutboxStatus.DROPPED}),
+}
+
+STEP_MOVES: Moves = {
+    StepStatus.WAITING: frozenset({StepStatus.DONE, StepStatus.FAILED}),
+    StepStatus.RETRYING: frozenset({StepStatus.RETRYING, StepStatus.DONE, StepStatus.FAILED}),
+}
+
+
+def is_terminal(status: SubmissionStatus | WorkflowStatus | OutboxStatus | StepStatus) -> bool:
+    """Say whether a row of this status is at its end: nothing moves it any more."""
+    moves: dict[type[StrEnum], Moves] = {
+        SubmissionStatus: SUBMISSION_MOVES,
+        WorkflowStatus: WORKFLOW_MOVES,
+        OutboxStatus: OUTBOX_MOVES,
+        StepStatus: STEP_MOVES,
+    }
+    return status not in moves[type(status)]
