@@ -1,0 +1,272 @@
+"""All tables and their indexes.
+
+Ids are text. Instants are microseconds (:class:`UtcDateTime`). What users pass is JSON text: plain
+(:class:`JsonText`) where only JSON is allowed, or ``Text`` written by ``serialization.dumps`` where
+typed values must come back equal.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    text,
+)
+
+from think_celery.store.types import JsonText, UtcDateTime
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Name = String(200)
+Id = String(200)
+Sequence = BigInteger().with_variant(Integer, "sqlite")
+
+UNPLACED = 2**62
+"""The position of a message whose turn has not ended: after every other one."""
+
+
+def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
+
+
+processes = Table(
+    "think_processes",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("until", UtcDateTime, nullable=False),
+    Column("suspect_since", UtcDateTime),
+    Column("dead", Boolean, nullable=False, server_default=false()),
+    Column("host", JsonText, nullable=False),
+    Column("started_at", UtcDateTime, nullable=False),
+    Index("ix_think_processes_until", "until"),
+)
+
+ticks = Table(
+    "think_ticks",
+    metadata,
+    Column("kind", String(40), primary_key=True),
+    Column("last_at", UtcDateTime, nullable=False),
+    Column("steady_since", UtcDateTime, nullable=False),
+)
+
+agents = Table(
+    "think_agents",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("agent_class", Name, nullable=False),
+    Column("name", Name, nullable=False),
+    Column("epoch", Integer, nullable=False, server_default="0"),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+lines = Table(
+    "think_lines",
+    metadata,
+    Column("agent_id", Id, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("process_id", Id),
+    Column("token", BigInteger, nullable=False, server_default="0"),
+    Column("deadline_at", UtcDateTime),
+    PrimaryKeyConstraint("agent_id", "kind"),
+    _partial("ix_think_lines_process", "process_id", where="process_id IS NOT NULL"),
+)
+
+messages = Table(
+    "think_messages",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("agent_id", Id, nullable=False),
+    Column("message_id", Id, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("role", String(20), nullable=False),
+    Column("parts", JsonText, nullable=False),
+    Column("metadata", JsonText),
+    Column("status", String(20), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("agent_id", "message_id"),
+    Index("ix_think_messages_order", "agent_id", "position", "seq"),
+    sqlite_autoincrement=True,
+)
+
+submissions = Table(
+    "think_submissions",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("id", Id, nullable=False),
+    Column("agent_id", Id, nullable=False),
+    Column("agent_class", Name, nullable=False),
+    Column("agent_name", Name, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("idempotency_key", Text),
+    Column("released_key", Text),
+    Column("status", String(20), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("messages", JsonText),
+    Column("metadata", JsonText),
+    Column("fingerprint", String(64), nullable=False),
+    Column("structure", JsonText),
+    Column("workflow_key", Id),
+    Column("workflow_run", Integer),
+    Column("event_type", Name),
+    Column("message_id", Id),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("takeovers", Integer, nullable=False, server_default="0"),
+    Column("model_attempts", Integer, nullable=False, server_default="0"),
+    Column("not_before", UtcDateTime),
+    Column("queue", Name),
+    Column("error_type", Name),
+    Column("error", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("applied_at", UtcDateTime),
+    Column("started_at", UtcDateTime),
+    Column("completed_at", UtcDateTime),
+    Column("knock_at", UtcDateTime),
+    Column("knocks", Integer, nullable=False, server_default="0"),
+    UniqueConstraint("id"),
+    UniqueConstraint("agent_id", "idempotency_key"),
+    Index("ix_think_submissions_agent", "agent_id", "status", "seq"),
+    Index("ix_think_submissions_completed", "status", "completed_at"),
+    _partial("uq_think_submissions_running", "agent_id", where="status = 'running'", unique=True),
+    _partial("ix_think_submissions_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_submissions_workflow", "workflow_key", where="workflow_key IS NOT NULL"),
+    sqlite_autoincrement=True,
+)
+
+workflows = Table(
+    "think_workflows",
+    metadata,
+    Column("key", Id, primary_key=True),
+    Column("workflow", Name, nullable=False),
+    Column("workflow_id", Id, nullable=False),
+    Column("run", Integer, nullable=False, server_default="1"),
+    Column("version", String(100), nullable=False),
+    Column("agent_class", Name, nullable=False),
+    Column("agent_name", Name, nullable=False),
+    Column("queue", Name),
+    Column("params", Text, nullable=False),
+    Column("metadata", JsonText),
+    Column("status", String(20), nullable=False),
+    Column("output", Text),
+    Column("error_type", Name),
+    Column("error", Text),
+    Column("wake_at", UtcDateTime),
+    Column("wakes", Integer, nullable=False, server_default="0"),
+    Column("inbox", Integer, nullable=False, server_default="0"),
+    Column("parked_inbox", Integer, nullable=False, server_default="0"),
+    Column("process_id", Id),
+    Column("token", BigInteger, nullable=False, server_default="0"),
+    Column("deadline_at", UtcDateTime),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("takeovers", Integer, nullable=False, server_default="0"),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("started_at", UtcDateTime),
+    Column("completed_at", UtcDateTime),
+    Column("knock_at", UtcDateTime),
+    Column("knocks", Integer, nullable=False, server_default="0"),
+    UniqueConstraint("workflow", "workflow_id"),
+    Index("ix_think_workflows_created", "created_at"),
+    _partial("ix_think_workflows_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_workflows_wake", "wake_at", where="wake_at IS NOT NULL"),
+    _partial("ix_think_workflows_process", "process_id", where="process_id IS NOT NULL"),
+    _partial("ix_think_workflows_unread", "key", where="status = 'waiting' AND inbox > parked_inbox"),
+)
+
+steps = Table(
+    "think_steps",
+    metadata,
+    Column("workflow_key", Id, nullable=False),
+    Column("run", Integer, nullable=False),
+    Column("step", Name, nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("output", Text),
+    Column("error_type", Name),
+    Column("error", Text),
+    Column("trace", Text),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("timeout_seconds", Float),
+    Column("deadline_at", UtcDateTime),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("completed_at", UtcDateTime),
+    PrimaryKeyConstraint("workflow_key", "run", "step"),
+)
+
+events = Table(
+    "think_events",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("workflow_key", Id, nullable=False),
+    Column("run", Integer, nullable=False),
+    Column("type", Name, nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("dedupe_key", Text, nullable=False),
+    Column("consumed_by", Name),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("dedupe_key"),
+    _partial("ix_think_events_unread", "workflow_key", "run", "type", "seq", where="consumed_by IS NULL"),
+    _partial("ix_think_events_early", "created_at", where="run = 0"),
+    sqlite_autoincrement=True,
+)
+
+outbox = Table(
+    "think_outbox",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("dedupe_key", Text, nullable=False),
+    Column("workflow_key", Id, nullable=False),
+    Column("run", Integer, nullable=False),
+    Column("event_type", Name, nullable=False),
+    Column("payload", Text),
+    Column("submission_id", Id),
+    Column("queue", Name),
+    Column("status", String(20), nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("last_error", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("delivered_at", UtcDateTime),
+    Column("knock_at", UtcDateTime),
+    Column("knocks", Integer, nullable=False, server_default="0"),
+    UniqueConstraint("dedupe_key"),
+    _partial("ix_think_outbox_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_outbox_submission", "submission_id", where="submission_id IS NOT NULL"),
+)
+
+live_heads = Table(
+    "think_live_heads",
+    metadata,
+    Column("agent_id", Id, primary_key=True),
+    Column("incarnation", Id, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("trimmed", BigInteger, nullable=False, server_default="0"),
+)
+
+live = Table(
+    "think_live",
+    metadata,
+    Column("agent_id", Id, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("submission_id", Id, nullable=False),
+    Column("message_id", Id, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("event", JsonText, nullable=False),
+    Column("written_at", UtcDateTime, nullable=False),
+    PrimaryKeyConstraint("agent_id", "position"),
+    Index("ix_think_live_written", "written_at"),
+)

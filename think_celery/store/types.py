@@ -1,0 +1,41 @@
+"""Column types that read back the same on SQLite and PostgreSQL."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, Dialect, Text
+from sqlalchemy.types import TypeDecorator
+
+from think_celery.clock import from_microseconds, to_microseconds
+
+MICROSECONDS = timedelta(microseconds=1)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant, stored as microseconds since 1970, so that no driver's converter touches it.
+
+    Takes aware datetimes of any zone and gives aware ones in UTC; a naive one is a ``ValueError``.
+    """
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
+        return None if value is None else to_microseconds(value)
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else from_microseconds(int(value))
+
+
+class JsonText(TypeDecorator[Any]):
+    """JSON as ASCII-escaped text: a NUL or a lone surrogate in a user's string survives on both databases."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
