@@ -1,0 +1,135 @@
+"""Leases: who may work on an agent's turns or on a workflow, and the fence that keeps everyone else out.
+
+A *line* is the row that owns an agent's turn order and its lease. A workflow's lease is in its own row.
+Whoever takes a lease, or takes one away, raises its token in the same statement; whoever holds an older
+token can't write.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlalchemy import Table, and_, select, update
+from sqlalchemy.sql import ColumnElement
+
+from think_celery.errors import LeaseLost
+from think_celery.states import WorkflowStatus
+from think_celery.store.database import Tx
+from think_celery.store.tables import lines, workflows
+
+TURNS = "turn"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """The right to work on one row, held by one process under one token."""
+
+    kind: Literal["turn", "workflow"]
+    key: str
+    process_id: str
+    token: int
+
+    @property
+    def table(self) -> Table:
+        """Where the lease is kept."""
+        return workflows if self.kind == "workflow" else lines
+
+    @property
+    def row(self) -> ColumnElement[bool]:
+        """The row that it is about."""
+        if self.kind == "workflow":
+            return workflows.c.key == self.key
+        return and_(lines.c.agent_id == self.key, lines.c.kind == TURNS)
+
+    @property
+    def held(self) -> ColumnElement[bool]:
+        """The row while the lease is still its holder's."""
+        table = self.table
+        own = and_(self.row, table.c.token == self.token, table.c.process_id == self.process_id)
+        return and_(own, table.c.status == WorkflowStatus.RUNNING) if self.kind == "workflow" else own
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key}"
+
+
+def fence(tx: Tx, lease: Lease) -> Any:
+    """Lock the lease's row for this transaction, or raise.
+
+    The first statement of each write of a holder (in ``step.transaction`` the last). The lock doesn't
+    collide with foreign keys of the callers' own inserts.
+
+    Raises:
+        LeaseLost: The token is no longer the holder's. Nothing may be written.
+    """
+    columns = (
+        [workflows.c.inbox, workflows.c.run] if lease.kind == "workflow" else [lines.c.token]
+    )
+    row = tx.execute(select(*columns).where(lease.held).with_for_update(key_share=True)).first()
+    if row is None:
+        raise LeaseLost(str(lease))
+    return row
+
+
+def make_line(tx: Tx, agent_id: str) -> None:
+    """Make the agent's line where there is none yet."""
+    tx.execute(tx.insert(lines).values(agent_id=agent_id, kind=TURNS, token=0).on_conflict_do_nothing())
+
+
+def lock_line(tx: Tx, agent_id: str) -> Any:
+    """Lock the agent's line, and return it (``None`` where there is none)."""
+    statement = (
+        select(lines.c.process_id, lines.c.token)
+        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
+        .with_for_update(key_share=True)
+    )
+    return tx.execute(statement).first()
+
+
+def take_line(tx: Tx, agent_id: str, process_id: str, deadline: timedelta) -> Lease | None:
+    """Take the agent's line if it is free; ``None`` if another holds it."""
+    statement = (
+        update(lines)
+        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS, lines.c.process_id.is_(None))
+        .values(process_id=process_id, token=lines.c.token + 1, deadline_at=tx.now(deadline))
+        .returning(lines.c.token)
+    )
+    token = tx.execute(statement).scalar()
+    return None if token is None else Lease(kind="turn", key=agent_id, process_id=process_id, token=token)
+
+
+def free_line(tx: Tx, lease: Lease) -> bool:
+    """Give the line back, and say whether it was still the holder's."""
+    statement = update(lines).where(lease.held).values(process_id=None, deadline_at=None)
+    return tx.execute(statement).rowcount == 1
+
+
+def seize_line(tx: Tx, agent_id: str) -> None:
+    """Take the line from whoever holds it, and leave it free."""
+    tx.execute(
+        update(lines)
+        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
+        .values(process_id=None, deadline_at=None, token=lines.c.token + 1)
+    )
+
+
+def lines_of(tx: Tx, process_id: str, limit: int = 500) -> list[str]:
+    """The agents whose lines a process holds."""
+    statement = select(lines.c.agent_id).where(lines.c.process_id == process_id).order_by(lines.c.agent_id)
+    return list(tx.execute(statement.limit(limit)).scalars())
+
+
+def seize_line_of(tx: Tx, agent_id: str, process_id: str) -> bool:
+    """Take the line from that process, and say whether it still had it."""
+    statement = (
+        update(lines)
+        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS, lines.c.process_id == process_id)
+        .values(process_id=None, deadline_at=None, token=lines.c.token + 1)
+    )
+    return tx.execute(statement).rowcount == 1
+
+
+def is_held(tx: Tx, lease: Lease) -> bool:
+    """Whether the lease is still its holder's, without locking anything."""
+    return tx.execute(select(lease.table.c.token).where(lease.held)).first() is not None
+
+

@@ -1,0 +1,279 @@
+"""Rows of accepted turns."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row, and_, case, delete, func, or_, select, update
+from sqlalchemy.sql import ColumnElement
+
+from think_celery.ids import AgentRef
+from think_celery.states import SUBMISSION_MOVES, SubmissionStatus, is_terminal
+from think_celery.store.database import Tx
+from think_celery.store.moves import move
+from think_celery.store.tables import lines, submissions
+
+MISSED_AFTER = timedelta(seconds=2)
+"""How long after its row a knock is given before the tick knocks again."""
+
+TERMINAL = [status.value for status in SubmissionStatus if is_terminal(status)]
+UNFINISHED = [SubmissionStatus.PENDING.value, SubmissionStatus.RUNNING.value]
+
+_KNOCK = (
+    submissions.c.id,
+    submissions.c.queue,
+    submissions.c.agent_id,
+    submissions.c.agent_class,
+    submissions.c.agent_name,
+    submissions.c.status,
+    submissions.c.not_before,
+)
+
+
+def insert(tx: Tx, agent: AgentRef, **values: Any) -> bool:
+    """Add a pending submission, and say whether it is new: an id or key that is taken changes nothing."""
+    statement = (
+        tx.insert(submissions)
+        .values(
+            agent_id=agent.id,
+            agent_class=agent.agent_class,
+            agent_name=agent.name,
+            status=SubmissionStatus.PENDING,
+            created_at=tx.now(),
+            knock_at=tx.now(MISSED_AFTER),
+            **values,
+        )
+        .on_conflict_do_nothing()
+    )
+    return tx.execute(statement).rowcount == 1
+
+
+def get(tx: Tx, submission_id: str) -> Row[Any] | None:
+    """The submission of that id."""
+    return tx.execute(select(submissions).where(submissions.c.id == submission_id)).first()
+
+
+def lock(tx: Tx, submission_id: str) -> Row[Any] | None:
+    """The submission of that id, locked for this transaction."""
+    statement = select(submissions).where(submissions.c.id == submission_id)
+    return tx.execute(statement.with_for_update(key_share=True)).first()
+
+
+def by_key(tx: Tx, agent_id: str, idempotency_key: str) -> Row[Any] | None:
+    """The agent's submission with that idempotency key."""
+    statement = select(submissions).where(
+        submissions.c.agent_id == agent_id, submissions.c.idempotency_key == idempotency_key
+    )
+    return tx.execute(statement).first()
+
+
+def give_key(tx: Tx, submission_id: str, idempotency_key: str) -> None:
+    """Store a key with a submission that has none."""
+    tx.execute(
+        update(submissions)
+        .where(submissions.c.id == submission_id, submissions.c.idempotency_key.is_(None))
+        .values(idempotency_key=idempotency_key)
+    )
+
+
+def _head_id(agent_id: str) -> ColumnElement[str]:
+    # The head is looked for among the rows that are visible now: a lower number can still be committed.
+    running = select(submissions.c.id).where(
+        submissions.c.agent_id == agent_id, submissions.c.status == SubmissionStatus.RUNNING
+    )
+    pending = (
+        select(submissions.c.id)
+        .where(submissions.c.agent_id == agent_id, submissions.c.status == SubmissionStatus.PENDING)
+        .order_by(submissions.c.seq)
+        .limit(1)
+    )
+    return func.coalesce(running.limit(1).scalar_subquery(), pending.scalar_subquery())
+
+
+def head(tx: Tx, agent_id: str) -> Row[Any] | None:
+    """The agent's running submission, else the first pending one, with ``held``: whether its line is held."""
+    statement = (
+        select(*_KNOCK, lines.c.process_id.is_not(None).label("held"), _due(tx).label("due"))
+        .select_from(submissions.outerjoin(lines, and_(lines.c.agent_id == agent_id, lines.c.kind == "turn")))
+        .where(submissions.c.id == _head_id(agent_id))
+    )
+    return tx.execute(statement).first()
+
+
+def _due(tx: Tx) -> ColumnElement[bool]:
+    return or_(submissions.c.not_before.is_(None), submissions.c.not_before <= tx.now())
+
+
+def expect_knock(tx: Tx, agent_id: str) -> None:
+    """Let the tick knock for the agent's head unless it is claimed soon."""
+    wait = func.coalesce(submissions.c.not_before, tx.now(MISSED_AFTER))
+    tx.execute(
+        update(submissions)
+        .where(submissions.c.id == _head_id(agent_id))
+        .values(knock_at=wait, knocks=0)
+    )
+
+
+def begin(tx: Tx, submission_id: str, message_id: str) -> bool:
+    """Count an attempt and set ``running``, from pending or, at a takeover, from running."""
+    return move(
+        tx,
+        submissions,
+        submissions.c.id == submission_id,
+        SubmissionStatus.RUNNING,
+        allowed=SUBMISSION_MOVES,
+        attempts=submissions.c.attempts + 1,
+        takeovers=submissions.c.takeovers + 1,
+        message_id=func.coalesce(submissions.c.message_id, message_id),
+        applied_at=func.coalesce(submissions.c.applied_at, tx.now()),
+        started_at=func.coalesce(submissions.c.started_at, tx.now()),
+        messages=None,
+        not_before=None,
+        knock_at=None,
+        knocks=0,
+    )
+
+
+def end(tx: Tx, submission_id: str, status: SubmissionStatus, **changes: Any) -> bool:
+    """Move the submission to a terminal status, and say whether this call did.
+
+    Only ``domain.lines.end`` calls this: it also stores the news for a waiting workflow.
+    """
+    return move(
+        tx,
+        submissions,
+        submissions.c.id == submission_id,
+        status,
+        allowed=SUBMISSION_MOVES,
+        completed_at=tx.now(),
+        knock_at=None,
+        messages=None,
+        **changes,
+    )
+
+
+def put_back(
+    tx: Tx, submission_id: str, *, not_before: timedelta | None = None, model_attempts: int | None = None
+) -> bool:
+    """Make a running submission pending again (handed over in order), and say whether this call did."""
+    wait = None if not_before is None else tx.now(not_before)
+    changes: dict[str, Any] = {} if model_attempts is None else {"model_attempts": model_attempts}
+    return move(
+        tx,
+        submissions,
+        submissions.c.id == submission_id,
+        SubmissionStatus.PENDING,
+        allowed=SUBMISSION_MOVES,
+        attempts=0,
+        not_before=wait,
+        **changes,
+    )
+
+
+def progress(tx: Tx, submission_id: str) -> None:
+    """Note durable progress: the deaths before it no longer count as attempts, nor do failed requests."""
+    tx.execute(
+        update(submissions).where(submissions.c.id == submission_id).values(attempts=1, model_attempts=0)
+    )
+
+
+def count_model_attempts(tx: Tx, submission_id: str, attempts: int) -> None:
+    """Store how many model requests of the present step have failed."""
+    tx.execute(
+        update(submissions).where(submissions.c.id == submission_id).values(model_attempts=attempts)
+    )
+
+
+def end_all(tx: Tx, agent_id: str, reason: str) -> list[Row[Any]]:
+    """End every unfinished submission of an agent in one UPDATE: pending ones skipped, running ones aborted."""
+    was_pending = submissions.c.status == SubmissionStatus.PENDING
+    statement = (
+        update(submissions)
+        .where(submissions.c.agent_id == agent_id, submissions.c.status.in_(UNFINISHED))
+        .values(
+            status=case((was_pending, SubmissionStatus.SKIPPED.value), else_=SubmissionStatus.ABORTED.value),
+            error=reason,
+            completed_at=tx.now(),
+            knock_at=None,
+            messages=None,
+        )
+        .returning(submissions)
+    )
+    return list(tx.execute(statement))
+
+
+def missed(tx: Tx, limit: int) -> list[Row[Any]]:
+    """Submissions whose knock seems lost."""
+    statement = (
+        select(*_KNOCK, submissions.c.knock_at, submissions.c.knocks)
+        .where(submissions.c.knock_at <= tx.now())
+        .order_by(submissions.c.knock_at)
+        .limit(limit)
+    )
+    return list(tx.execute(statement))
+
+
+def knock_again(tx: Tx, submission_id: str, seen: datetime, after: timedelta | None, knocks: int) -> bool:
+    """Set when to knock next (``None``: not at all), if nobody else has since *seen*."""
+    statement = (
+        update(submissions)
+        .where(submissions.c.id == submission_id, submissions.c.knock_at == seen)
+        .values(knock_at=None if after is None else tx.now(after), knocks=knocks)
+    )
+    return tx.execute(statement).rowcount == 1
+
+
+def knock_now(tx: Tx) -> None:
+    """Let the tick knock for every head whose line is free, at once: the broker has lost all messages."""
+    held = select(lines.c.agent_id).where(lines.c.process_id.is_not(None), lines.c.kind == "turn")
+    waiting = and_(submissions.c.status.in_(UNFINISHED), _due(tx), submissions.c.agent_id.not_in(held))
+    tx.execute(update(submissions).where(waiting).values(knock_at=tx.now(), knocks=0))
+
+
+def running_of(tx: Tx, submission_ids: list[str]) -> dict[str, str]:
+    """The status of each of these submissions that still exists."""
+    rows = tx.execute(
+        select(submissions.c.id, submissions.c.status).where(submissions.c.id.in_(submission_ids))
+    )
+    return {row.id: row.status for row in rows}
+
+
+def find(
+    tx: Tx,
+    *,
+    agent_id: str | None = None,
+    statuses: list[str] | None = None,
+    before_seq: int | None = None,
+    limit: int = 100,
+) -> list[Row[Any]]:
+    """Submissions, newest first."""
+    statement = select(submissions).order_by(submissions.c.seq.desc()).limit(limit)
+    if agent_id is not None:
+        statement = statement.where(submissions.c.agent_id == agent_id)
+    if statuses is not None:
+        statement = statement.where(submissions.c.status.in_(statuses))
+    if before_seq is not None:
+        statement = statement.where(submissions.c.seq < before_seq)
+    return list(tx.execute(statement))
+
+
+def ended(
+    tx: Tx, agent_id: str, *, statuses: list[str], completed_before: datetime | None, limit: int
+) -> list[str]:
+    """Ids of ended submissions of an agent, oldest first."""
+    statement = (
+        select(submissions.c.id)
+        .where(submissions.c.agent_id == agent_id, submissions.c.status.in_(statuses))
+        .order_by(submissions.c.seq)
+        .limit(limit)
+    )
+    if completed_before is not None:
+        statement = statement.where(submissions.c.completed_at < completed_before)
+    return list(tx.execute(statement).scalars())
+
+
+def remove(tx: Tx, submission_id: str) -> bool:
+    """Delete an ended submission, and say whether there was one."""
+    statement = delete(submissions).where(
+        submissions.c.id == submission_id, submissions.c.status.in_(TERMINAL)
+    )
+    return tx.execute(statement).rowcount == 1
