@@ -11,12 +11,15 @@ The tree::
     │   ├── UnknownClass             no such agent or workflow class is registered here
     │   ├── MissingExtra             an optional dependency is not installed
     │   ├── SchemaOutdated           the database needs `think-celery db upgrade`
-    │   └── NoModel                  no model was named, or its name can't be resolved
+    │   ├── NoModel                  no model was named, or its name can't be resolved
+    │   └── InvalidTool              a function that can't be offered to a model
     ├── InvalidValue
     │   ├── InvalidMessage           not a message
     │   ├── InvalidDuration          not a span of time
     │   ├── NotSerializable          a value that would not come back equal
     │   ├── PayloadTooLarge          larger than `think_max_payload`
+    │   ├── InvalidToolArguments     what a model passed to a tool does not fit it
+    │   ├── InvalidToolResult        what a tool returned has no JSON form
     │   └── UnsupportedSchema        an output type that JSON Schema can't express
     ├── SubmissionError
     │   ├── EmptySubmission          no message to answer
@@ -147,7 +150,9 @@ class MissingExtra(ConfigurationError, ImportError):
         self.what, self.extra = what, extra
 
     def __str__(self) -> str:
-        return f"{self.what} needs an optional dependency. Install it: pip install 'think-celery[{self.extra}]'"
+        return (
+            f"{self.what} needs an optional dependency. Install it: pip install 'think-celery[{self.extra}]'"
+        )
 
 
 class SchemaOutdated(ConfigurationError):
@@ -174,6 +179,17 @@ class NoModel(ConfigurationError):
     def __str__(self) -> str:
         asked = f"The model {self.name!r}" if self.name else "The agent's model"
         return f"{asked} can't be used: {self.problem}"
+
+
+class InvalidTool(ConfigurationError, TypeError):
+    """A function can't be offered to a model as a tool."""
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        super().__init__(name, problem, remedy)
+        self.name, self.problem, self.remedy = name, problem, remedy
+
+    def __str__(self) -> str:
+        return f"The tool {self.name!r} can't be offered to a model: {self.problem}. {self.remedy}"
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -236,6 +252,35 @@ class PayloadTooLarge(InvalidValue):
         )
 
 
+class InvalidToolArguments(InvalidValue):
+    """What a model passed to a tool does not fit it. The text is meant for the model."""
+
+    def __init__(self, tool: str | None, problems: Sequence[str]) -> None:
+        super().__init__(tool, tuple(problems))
+        self.tool, self.problems = tool, tuple(problems)
+
+    def __str__(self) -> str:
+        of = f" of the tool {self.tool}" if self.tool else ""
+        return (
+            f"The arguments{of} do not fit, so it was not called: {'; '.join(self.problems)}. "
+            "Call it again with a JSON object that fits its schema."
+        )
+
+
+class InvalidToolResult(InvalidValue, TypeError):
+    """What a tool returned has no JSON form, so no model can be told of it."""
+
+    def __init__(self, given: str, problem: str) -> None:
+        super().__init__(given, problem)
+        self.given, self.problem = given, problem
+
+    def __str__(self) -> str:
+        return (
+            f"A tool returned {self.given}, which has no JSON form: {self.problem}. Return JSON values, dates, "
+            "decimals, dataclasses or pydantic models."
+        )
+
+
 class UnsupportedSchema(InvalidValue, TypeError):
     """An output type that JSON Schema can't express, or whose answers would be no object."""
 
@@ -262,7 +307,9 @@ class EmptySubmission(SubmissionError, ValueError):
     """There is no message to answer."""
 
     def __str__(self) -> str:
-        return "There is no message to answer: the list is empty or a text is blank. Pass at least one message."
+        return (
+            "There is no message to answer: the list is empty or a text is blank. Pass at least one message."
+        )
 
 
 class SubmissionConflict(SubmissionError):
@@ -317,7 +364,10 @@ class ModelError(TurnError):
         self.status_code, self.retry_after_seconds = status_code, retry_after_seconds
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_model_error, (type(self), self.message, self.retryable, self.status_code, self.retry_after_seconds))
+        return (
+            _model_error,
+            (type(self), self.message, self.retryable, self.status_code, self.retry_after_seconds),
+        )
 
 
 def _model_error(
@@ -483,7 +533,9 @@ class WorkflowNotFound(WorkflowError, LookupError):
 
     def __str__(self) -> str:
         of = f" of {self.workflow}" if self.workflow else ""
-        return f"There is no workflow {self.workflow_id!r}{of}. Check the id, or start it with run_workflow()."
+        return (
+            f"There is no workflow {self.workflow_id!r}{of}. Check the id, or start it with run_workflow()."
+        )
 
 
 class AmbiguousWorkflow(WorkflowError, LookupError):

@@ -1,3 +1,327 @@
-"""Placeholder until the real one lands."""
-from typing import Any
-class Tool: ...
+"""A function as a tool: what a model is told of it, how its arguments are checked, how it is called."""
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from think_celery.durations import Duration, as_timedelta
+from think_celery.errors import AsyncNotSupported, InvalidTool, InvalidToolArguments, InvalidToolResult
+from think_celery.messages import clean
+from think_celery.schemas import schema_problems, validation_problems
+from think_celery.signals import AbortSignal
+from think_celery.signatures import Signature, read_signature
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__think_tool__"
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolContext:
+    """What a tool may know of the call it answers. Ask for it by annotating a parameter with this class.
+
+    ``idempotency_key`` is the same whenever this very call is repeated after a crash, whatever id the
+    model gave it; pass it on to systems that take one. ``attempt`` counts from 1. ``signal`` comes when
+    the turn is cancelled.
+    """
+
+    agent_name: str
+    submission_id: str
+    message_id: str
+    tool_call_id: str
+    idempotency_key: str
+    attempt: int
+    signal: AbortSignal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Options:
+    """What ``@tool`` was told."""
+
+    name: str | None
+    description: str | None
+    idempotent: bool
+    timeout_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tool:
+    """A function that a model may ask for. Made by :func:`tools_of` and :func:`as_tool`, or by hand.
+
+    ``parameters`` is the JSON Schema of its arguments. ``idempotent`` says that a call whose outcome a
+    crash made unknown may be made again. ``timeout_seconds`` is how long one call may take. A tool made by
+    hand, for a schema that came from elsewhere, gets the arguments just as the model wrote them.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    function: Callable[..., Any]
+    idempotent: bool = False
+    timeout_seconds: float | None = None
+    signature: Signature | None = None
+
+    def __post_init__(self) -> None:
+        _check_function(self.function, self.name)
+
+    @property
+    def takes_context(self) -> bool:
+        """Whether the function asks for a :class:`ToolContext`."""
+        return self.signature is not None and self.signature.context_parameter is not None
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments that the function takes, made from a model's *arguments*.
+
+        Those that the model left out stay out, so that the function's own defaults hold.
+
+        Raises:
+            InvalidToolArguments: They don't fit. Its text is meant for the model and names the paths.
+        """
+        given = dict(arguments)
+        if self.signature is None:
+            problems = schema_problems(self.parameters, given)
+            if problems:
+                raise InvalidToolArguments(self.name, problems)
+            return given
+        try:
+            checked = self.signature.arguments.model_validate(given)
+        except ValidationError as error:
+            raise InvalidToolArguments(self.name, validation_problems(error)) from None
+        return {
+            name: getattr(checked, field)
+            for field, name in self.signature.fields.items()
+            if field in checked.model_fields_set
+        }
+
+    def call(self, kwargs: Mapping[str, Any], context: ToolContext) -> Any:
+        """Call the function with what :meth:`validate` returned, and return what it returns.
+
+        What the function raises goes through.
+
+        Raises:
+            AsyncNotSupported: It returned a coroutine.
+        """
+        wanted = self.signature.context_parameter if self.signature else None
+        result = self.function(**kwargs, **({wanted: context} if wanted else {}))
+        if inspect.iscoroutine(result):
+            result.close()
+            raise AsyncNotSupported(f"What the tool {self.name!r} returned")
+        return result
+
+
+@overload
+def tool(function: F, /) -> F: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    idempotent: bool = False,
+    timeout: Duration | None = None,
+) -> Callable[[F], F]: ...
+
+
+def tool(
+    function: Any = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    idempotent: bool = False,
+    timeout: Duration | None = None,
+) -> Any:
+    """Offer a method or a function to the model. Used bare (``@tool``) or with options.
+
+    The function itself is returned: called directly, it is what it was. Its docstring is the description,
+    its annotations are the schema; ``self`` and a parameter annotated :class:`ToolContext` are not in it.
+    Parameters are described by ``Annotated[str, Field(description="…")]`` or an ``Args:`` section. A
+    subclass that overrides the method keeps offering it, with these options, unless it decorates its own or
+    sets the name to ``None``.
+
+    Args:
+        name: What the model calls it; by default the function's name. ``a-z A-Z 0-9 _ -``, 64 at most.
+        description: What the model is told; by default the docstring.
+        idempotent: A repeated call does no harm, so one whose outcome a crash made unknown is made again.
+            Otherwise the model is told that the outcome is unknown.
+        timeout: How long one call may take.
+
+    Raises:
+        AsyncNotSupported: The function is ``async def``.
+        InvalidTool: The name is unfit, or what was decorated is no function.
+        InvalidDuration: *timeout* is no span of time.
+    """
+    seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
+    options = _Options(name=name, description=description, idempotent=idempotent, timeout_seconds=seconds)
+
+    def mark(given: Any) -> Any:
+        plain = given.__func__ if isinstance(given, staticmethod | classmethod) else given
+        _check_function(plain, name)
+        setattr(plain, _MARK, options)
+        return given
+
+    return mark if function is None else mark(function)
+
+
+def tools_of(owner: object) -> list[Tool]:
+    """The ``@tool`` methods of an object, bound to it, in the order in which they were defined.
+
+    Those of its base classes come first, each at the place of its first definition. A method that
+    overrides a tool is one too: its signature and docstring are its own (the docstring of the base where
+    it has none), its options those of the nearest ``@tool``. One overridden by something that is no method,
+    such as ``None``, is left out.
+
+    Raises:
+        InvalidTool: A method can't be a tool, or two have one name.
+        AsyncNotSupported: An overriding method is ``async def``.
+    """
+    chains: dict[str, list[Any]] = {}
+    for cls in reversed(type(owner).__mro__):
+        for name, attribute in vars(cls).items():
+            chains.setdefault(name, []).insert(0, _plain(attribute))
+    tools = []
+    for name, chain in chains.items():
+        marks = [mark for mark in (_mark_of(function) for function in chain) if mark is not None]
+        if not marks or not inspect.isfunction(chain[0]):
+            continue
+        docs = [inspect.getdoc(function) for function in chain if inspect.isfunction(function)]
+        tools.append(_make(getattr(owner, name), marks[0], next(filter(None, docs), "")))
+    return _unique(tools)
+
+
+def as_tool(given: "Callable[..., Any] | Tool") -> Tool:
+    """A function or bound method as a tool, decorated or not; a ``Tool`` is returned as it is.
+
+    Raises:
+        InvalidTool: It can't be one.
+        AsyncNotSupported: It is ``async def``.
+    """
+    if isinstance(given, Tool):
+        return given
+    options = _mark_of(given) or _Options(name=None, description=None, idempotent=False, timeout_seconds=None)
+    return _make(given, options, inspect.getdoc(given) or "")
+
+
+def as_tools(given: "Iterable[Callable[..., Any] | Tool]") -> list[Tool]:
+    """Several functions or tools as tools, in their order.
+
+    Raises:
+        InvalidTool: One can't be a tool, or two have one name.
+    """
+    return _unique([as_tool(item) for item in given])
+
+
+def parse_arguments(given: "str | Mapping[str, Any] | None") -> dict[str, Any]:
+    """The arguments of a call as a model wrote them: JSON text, empty text for none, or an object already.
+
+    Raises:
+        InvalidToolArguments: The text is no JSON, or not an object. Its text is meant for the model.
+    """
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    if isinstance(given, str):
+        try:
+            given = json.loads(given, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            raise InvalidToolArguments(None, [f"they are not valid JSON ({error})"]) from None
+    if not isinstance(given, Mapping):
+        raise InvalidToolArguments(None, [f"they must be a JSON object, not {_json_kind(given)}"])
+    cleaned: dict[str, Any] = clean(given)
+    return cleaned
+
+
+def dump_result(value: Any) -> Any:
+    """What a tool returned, as JSON values: anything that pydantic can dump, with clean strings.
+
+    Numbers that JSON doesn't have become the texts "NaN", "Infinity" and "-Infinity"; bytes become base64.
+
+    Raises:
+        InvalidToolResult: Something in it has no JSON form.
+    """
+    try:
+        dumped = to_jsonable_python(clean(value), bytes_mode="base64")
+    except Exception as error:
+        raise InvalidToolResult(type(value).__name__, str(error)) from error
+    return clean(_finite(dumped))
+
+
+# --- reading a function ---------------------------------------------------------------------------
+
+
+def _plain(attribute: Any) -> Any:
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+
+
+def _mark_of(given: Any) -> _Options | None:
+    mark = getattr(given, _MARK, None) if inspect.isroutine(given) else None
+    return mark if isinstance(mark, _Options) else None
+
+
+def _check_function(given: Any, wanted_name: str | None) -> str:
+    """Refuse what can't be a tool, and return the name that the model will know."""
+    name = str(getattr(given, "__name__", type(given).__name__) if wanted_name is None else wanted_name)
+    if not (inspect.isfunction(given) or inspect.ismethod(given)):
+        raise InvalidTool(name, f"{type(given).__name__} is no function", "Wrap it in a `def` of its own.")
+    if inspect.iscoroutinefunction(given) or inspect.isasyncgenfunction(given):
+        raise AsyncNotSupported(f"The tool {name!r}")
+    if inspect.isgeneratorfunction(given):
+        raise InvalidTool(name, "it is a generator", "Return a list instead of yielding.")
+    if not _NAME.match(name):
+        remedy = 'Use 1 to 64 of a-z A-Z 0-9 _ -, such as @tool(name="look_up").'
+        raise InvalidTool(name, "that is no name for a tool", remedy)
+    return name
+
+
+def _make(function: Callable[..., Any], options: _Options, doc: str) -> Tool:
+    name = _check_function(function, options.name)
+    signature = read_signature(function, name, doc, ToolContext)
+    return Tool(
+        name=name,
+        description=signature.description if options.description is None else options.description,
+        parameters=signature.parameters,
+        function=function,
+        idempotent=options.idempotent,
+        timeout_seconds=options.timeout_seconds,
+        signature=signature,
+    )
+
+
+def _unique(tools: list[Tool]) -> list[Tool]:
+    seen: set[str] = set()
+    for each in tools:
+        if each.name in seen:
+            raise InvalidTool(each.name, "another tool has this name", 'Rename one of them: @tool(name="…").')
+        seen.add(each.name)
+    return tools
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not in JSON")
+
+
+def _json_kind(value: Any) -> str:
+    if isinstance(value, list):
+        return "an array"
+    return "null" if value is None else f"a {'string' if isinstance(value, str) else type(value).__name__}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value

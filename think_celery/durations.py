@@ -1,0 +1,58 @@
+"""Spans of time as callers write them: seconds, a ``timedelta``, or words."""
+
+import math
+from datetime import timedelta
+
+from pydantic import TypeAdapter, ValidationError
+from pytimeparse2 import parse as parse_words
+
+from think_celery.errors import InvalidDuration
+
+Duration = float | int | timedelta | str
+
+_ISO_8601 = TypeAdapter(timedelta)
+
+
+def as_timedelta(given: Duration, name: str | None = None) -> timedelta:
+    """The span that *given* means: seconds, a ``timedelta``, words ("3 days", "1h30m") or ISO 8601 ("P3D").
+
+    Zero is a span. Words know months (30 days) and years (365 days); they are spans, not calendar dates.
+
+    Args:
+        given: What the caller wrote.
+        name: The argument or setting that it was written for; the error repeats it.
+
+    Raises:
+        InvalidDuration: It can't be read, is negative, not finite, or longer than ``timedelta`` can hold.
+    """
+    try:
+        span = _read(given)
+    except (OverflowError, ValueError):  # Pydantic's ValidationError is a ValueError
+        span = None
+    if span is None or span < timedelta(0):
+        shown = repr(given) if name is None else f"{name}={given!r}"
+        raise InvalidDuration(shown)
+    return span
+
+
+def _read(given: object) -> timedelta | None:
+    if isinstance(given, timedelta):
+        return given
+    if isinstance(given, bool):  # True is an int, and surely a slip
+        return None
+    if isinstance(given, int | float):
+        return timedelta(seconds=given) if math.isfinite(given) else None
+    if not isinstance(given, str):
+        return None
+    words = given.strip()
+    if words[:1].upper() == "P":
+        return _iso_8601(words.upper())
+    seconds = parse_words(words)
+    return timedelta(seconds=seconds) if isinstance(seconds, int | float) else None
+
+
+def _iso_8601(text: str) -> timedelta | None:
+    try:
+        return _ISO_8601.validate_python(text)
+    except ValidationError:
+        return None
