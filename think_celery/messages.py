@@ -7,13 +7,14 @@ surrogate becomes U+FFFD, for neither a database nor an HTTP body can carry it.
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 from pydantic import ValidationError as PydanticValidationError
 from pydantic.alias_generators import to_camel
 
+from think_celery.clock import SystemClock
 from think_celery.errors import EmptySubmission, InvalidMessage
 from think_celery.ids import new_id
 
@@ -144,7 +145,7 @@ class UIMessage(BaseModel):
     role: Role
     parts: list[Part]
     metadata: dict[str, JsonValue] | None = None
-    created_at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    created_at: datetime = Field(default_factory=SystemClock().now)
 
     @property
     def text(self) -> str:
