@@ -1,0 +1,1 @@
+"""The rules: who may do what, when, and what happens if it crashes."""

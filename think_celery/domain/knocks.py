@@ -1,0 +1,42 @@
+"""What is sent to the broker: a task's name, ids, and nothing that a user wrote."""
+
+from typing import Any
+
+from think_celery.ids import WorkflowRef, advance_task_id
+from think_celery.protocols import Knock
+
+
+def for_submission(row: Any) -> Knock:
+    """The knock that runs a submission."""
+    return Knock(
+        task="think.submission.run",
+        task_id=row.id,
+        kwargs={"submission": row.id},
+        queue=row.queue,
+        shows={"submission": row.id, "agent": f"{row.agent_class}/{row.agent_name}"},
+    )
+
+
+def for_workflow(row: Any, *, at: str | None = None) -> Knock:
+    """The knock that takes a workflow further; *at* is the step that it waited at."""
+    ref = WorkflowRef(row.workflow, row.workflow_id)
+    shows = {"workflow": row.workflow, "id": row.workflow_id}
+    return Knock(
+        task="think.workflow.advance",
+        task_id=advance_task_id(ref, row.run, row.wakes),
+        kwargs={"workflow": row.workflow, "workflow_id": row.workflow_id},
+        queue=row.queue,
+        root_id=advance_task_id(ref, row.run, 0),
+        shows=shows if at is None else {**shows, "at": at},
+    )
+
+
+def for_outbox(outbox_id: str, queue: str | None = None) -> Knock:
+    """The knock that delivers a piece of news."""
+    return Knock(
+        task="think.outbox.deliver",
+        task_id=outbox_id,
+        kwargs={"outbox": outbox_id},
+        queue=queue,
+        shows={"outbox": outbox_id},
+    )

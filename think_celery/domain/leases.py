@@ -1,0 +1,205 @@
+"""Hold a lease while working: renewal, and learning that the work is cancelled, overdue or another's.
+
+One native thread a process renews the process's row once a second, and in the same beat asks once for all
+the work in hand whether it was cancelled or taken away.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from think_celery.domain.liveness import host_facts
+from think_celery.errors import LeaseLost, TurnCancelled
+from think_celery.ids import new_id
+from think_celery.signals import AbortController, AbortSignal
+from think_celery.states import SubmissionStatus
+from think_celery.store import lines, processes, submissions
+from think_celery.store.database import Tx
+from think_celery.store.lines import Lease
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.leases")
+
+RENEW_SECONDS = 1.0
+LET_GO_SECONDS = 30.0
+"""How long code that ignores its deadline keeps the lease."""
+
+
+@dataclass
+class Hold:
+    """Work in hand under a lease. ``signal`` comes when it should end, whatever the reason."""
+
+    lease: Lease
+    monitor: "Monitor"
+    submission_id: str | None
+    deadline: float
+    controller: AbortController = field(default_factory=AbortController)
+    lost: bool = False
+    cancelled: bool = False
+    overdue: bool = False
+
+    @property
+    def signal(self) -> AbortSignal:
+        """Comes when the work should end."""
+        return self.controller.signal
+
+    def check(self) -> None:
+        """Make sure, before an effect, that the work is still ours to do.
+
+        Raises:
+            LeaseLost: It is another worker's.
+            TurnCancelled: It was cancelled.
+        """
+        if not self.lost and self.monitor.is_stale():
+            self.monitor.beat()
+            if not self.lost and not self.monitor.rt.db.read(lambda tx: lines.is_held(tx, self.lease)):
+                self.lose()
+        if self.lost:
+            raise LeaseLost(str(self.lease))
+        if self.cancelled:
+            raise TurnCancelled("cancelled")
+
+    def lose(self) -> None:
+        """Note that the lease is gone."""
+        self.lost = True
+        self.controller.abort("lease lost")
+
+    def cancel(self) -> None:
+        """Note that the submission was cancelled."""
+        self.cancelled = True
+        self.controller.abort("cancelled")
+
+    def extend(self, seconds: float) -> None:
+        """Move the deadline to that many seconds from now."""
+        self.deadline = self.monitor.rt.clock.elapsed() + seconds
+
+
+class Monitor:
+    """This process in the database: its row, its beat, and the work that it has in hand."""
+
+    def __init__(self, rt: "Runtime") -> None:
+        self.rt = rt
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._holds: list[Hold] = []
+        self._process_id: str | None = None
+        self._renewed = 0.0
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @property
+    def lease(self) -> timedelta:
+        """How long the process lives without a renewal."""
+        return self.rt.settings.lease
+
+    def process_id(self) -> str:
+        """The id of this process's row, which is made at the first use and after a death."""
+        with self._lock:
+            if self._process_id is None:
+                process_id, started = new_id(), self.rt.clock.elapsed()
+                facts = host_facts()
+                self.rt.db.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
+                self._process_id, self._renewed = process_id, started
+            if self._thread is None and self.rt.threads:
+                self._thread = threading.Thread(target=self._run, name="think-monitor", daemon=True)
+                self._thread.start()
+            return self._process_id
+
+    def _run(self) -> None:
+        stop = self._stop
+        while not stop.wait(RENEW_SECONDS):
+            try:
+                self.beat()
+            except Exception as error:
+                # The database may be away. The lease runs on; if it runs out, the fence holds.
+                logger.warning("could not renew this process's lease: %s", type(error).__name__)
+
+    def is_stale(self) -> bool:
+        """Whether the last renewal is so old that the database must be asked before an effect."""
+        return self.rt.clock.elapsed() - self._renewed > self.lease.total_seconds() * 2 / 3
+
+    def beat(self) -> None:
+        """Renew this process, and look after the work in hand."""
+        with self._lock:
+            process_id, holds = self._process_id, list(self._holds)
+        if process_id is None:
+            return
+        started = self.rt.clock.elapsed()
+        watched = [hold.submission_id for hold in holds if hold.submission_id]
+        workflows = [hold for hold in holds if hold.submission_id is None]
+
+        def renew(tx: Tx) -> bool:
+            return processes.renew(tx, process_id, self.lease)
+
+        if not self.rt.db.transact(renew):
+            self._die(process_id)
+            return
+        self._renewed = max(self._renewed, started)
+        if watched:
+            statuses = self.rt.db.read(lambda tx: submissions.running_of(tx, watched))
+            for hold in holds:
+                if hold.submission_id and statuses.get(hold.submission_id) == SubmissionStatus.ABORTED:
+                    hold.cancel()
+        for hold in workflows:
+            if not hold.lost and not self.rt.db.read(lambda tx, held=hold: lines.is_held(tx, held.lease)):  # type: ignore[misc]
+                if hold in self._holds:  # else it gave the lease back by itself meanwhile
+                    hold.lose()
+        self._look_at_deadlines(holds)
+
+    def _look_at_deadlines(self, holds: list[Hold]) -> None:
+        now = self.rt.clock.elapsed()
+        for hold in holds:
+            if now < hold.deadline or hold.lost:
+                continue
+            hold.overdue = True
+            hold.controller.abort("deadline")
+            if now >= hold.deadline + LET_GO_SECONDS:
+                logger.error("%s ignored its deadline; its lease is given up", hold.lease)
+                hold.lose()
+                self._let_go(hold)
+
+    def _let_go(self, hold: Hold) -> None:
+        from think_celery.domain import recovery
+
+        recovery.let_go(self.rt, hold.lease)
+
+    def _die(self, process_id: str) -> None:
+        logger.warning("process %s was declared dead; its leases are gone", process_id)
+        with self._lock:
+            if self._process_id == process_id:
+                self._process_id = None
+            holds = list(self._holds)
+        for hold in holds:
+            if hold.lease.process_id == process_id:
+                hold.lose()
+
+    @contextlib.contextmanager
+    def hold(self, lease: Lease, *, submission_id: str | None = None, seconds: float) -> Iterator[Hold]:
+        """Watch over a lease that was just taken, until the block ends. *seconds* is its deadline."""
+        deadline = self.rt.clock.elapsed() + seconds
+        held = Hold(lease=lease, monitor=self, submission_id=submission_id, deadline=deadline)
+        with self._lock:
+            self._holds.append(held)
+        try:
+            yield held
+        finally:
+            with self._lock:
+                self._holds.remove(held)
+
+    def stop(self) -> None:
+        """End the thread. The process's row is declared dead, so that nobody has to wait for its lease."""
+        self._stop.set()
+        with self._lock:
+            process_id, self._process_id = self._process_id, None
+        if process_id is not None and not self._holds:
+            self.rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))

@@ -1,0 +1,104 @@
+"""The order of an agent's turns: how one ends, how the line is given back, and who is knocked next."""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from think_celery import serialization
+from think_celery.domain import knocks
+from think_celery.states import SubmissionStatus
+from think_celery.store import lines, outbox, submissions
+from think_celery.store.database import Tx
+from think_celery.store.lines import Lease
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.lines")
+
+
+def knock_head(rt: "Runtime", agent_id: str) -> None:
+    """Knock for the agent's next submission, if its line is free and it may run now.
+
+    Called after a commit, in a fresh look: the head is whatever is visible now. Two knocks are harmless.
+    """
+    head = rt.db.read(lambda tx: submissions.head(tx, agent_id))
+    if head is not None and not head.held and head.due:
+        rt.knock(knocks.for_submission(head))
+
+
+def _next(rt: "Runtime", tx: Tx, agent_id: str) -> None:
+    submissions.expect_knock(tx, agent_id)
+    tx.after_commit(lambda: knock_head(rt, agent_id))
+
+
+def end(
+    rt: "Runtime",
+    tx: Tx,
+    row: Any,
+    status: SubmissionStatus,
+    *,
+    error_type: str | None = None,
+    error: str | None = None,
+    output: Any = None,
+) -> bool:
+    """End a submission, and say whether this call did: the one way in which any of them ends.
+
+    In the same transaction: the news for the workflow that waits for it. The next head is expected and,
+    after the commit, knocked.
+    """
+    if not submissions.end(tx, row.id, status, error_type=error_type, error=error):
+        return False
+    tell_workflow(rt, tx, row, status, error_type=error_type, error=error, output=output)
+    _next(rt, tx, row.agent_id)
+    logger.info(
+        "submission %s is %s%s",
+        row.id,
+        status,
+        f" ({error_type})" if error_type else "",
+        extra={"think_event": f"submission.{status}", "think_submission": row.id},
+    )
+    return True
+
+
+def tell_workflow(
+    rt: "Runtime",
+    tx: Tx,
+    row: Any,
+    status: SubmissionStatus,
+    *,
+    error_type: str | None = None,
+    error: str | None = None,
+    output: Any = None,
+) -> None:
+    """Store the news of a submission's end for the workflow that prompted it, if one did."""
+    if row.workflow_key is None:
+        return
+    news = {
+        "submission_id": row.id,
+        "status": str(status),
+        "error_type": error_type,
+        "error": error,
+        "output": output,
+    }
+    workflow_queue = (row.metadata or {}).get("workflow", {}).get("queue")
+    outbox_id = outbox.insert(
+        tx,
+        dedupe_key=f"submission:{row.id}:{row.workflow_run}",
+        workflow_key=row.workflow_key,
+        run=row.workflow_run,
+        event_type=row.event_type,
+        payload=serialization.dumps(news, what="the news of a submission"),
+        submission_id=row.id,
+        queue=workflow_queue,
+    )
+    rt.failpoint("outbox:stored")
+    if outbox_id is not None:
+        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, workflow_queue)))
+
+
+def free(rt: "Runtime", tx: Tx, lease: Lease) -> bool:
+    """Give a line back, and say whether it was still the holder's. The next head is expected and knocked."""
+    if not lines.free_line(tx, lease):
+        return False
+    _next(rt, tx, lease.key)
+    return True

@@ -1,0 +1,112 @@
+"""The toolbox that every rule gets as its first argument, and the classes that users have defined."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from think_celery.clock import Clock
+from think_celery.errors import DuplicateName, NotConfigured, UnknownClass
+from think_celery.events.writer import LiveWriter
+from think_celery.protocols import EventLog, KnockFunction
+from think_celery.settings import Settings
+from think_celery.signals import AbortController
+from think_celery.store.database import Database
+
+if TYPE_CHECKING:
+    from think_celery.domain.leases import Monitor
+
+Class = TypeVar("Class", bound=type)
+
+
+class Registry(Generic[Class]):
+    """Classes of one kind by the name that rows carry. They register by being defined."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._classes: dict[str, dict[str, Class]] = {}
+
+    def add(self, name: str, cls: Class) -> None:
+        """Register a class. The same module defining the name again replaces its earlier one."""
+        self._classes.setdefault(name, {})[cls.__module__] = cls
+
+    def get(self, name: str) -> Class:
+        """The class of that name.
+
+        Raises:
+            UnknownClass: This process has imported none.
+            DuplicateName: Classes of different modules have it.
+        """
+        found = self._classes.get(name)
+        if not found:
+            raise UnknownClass(self.kind, name, sorted(self._classes))
+        if len(found) > 1:
+            raise DuplicateName(self.kind, name, sorted(found))
+        return next(iter(found.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._classes
+
+    def names(self) -> list[str]:
+        """Every registered name."""
+        return sorted(self._classes)
+
+
+agent_classes: Registry[Any] = Registry("agent class")
+workflow_classes: Registry[Any] = Registry("workflow class")
+
+
+def _nothing(point: str) -> None:
+    """The failpoint of a real process: nothing happens."""
+
+
+@dataclass(kw_only=True)
+class Runtime:
+    """What the rules work with in one process. Made by ``ThinkCelery``, or by ``think_test``.
+
+    ``knock`` tells the broker of work; it never raises. ``failpoint`` is called at the named points
+    where tests kill a worker. ``threads`` says that tools and step functions run in helper threads.
+    """
+
+    settings: Settings
+    clock: Clock
+    db: Database
+    events: EventLog
+    live: LiveWriter
+    knock: KnockFunction
+    failpoint: Callable[[str], None] = _nothing
+    threads: bool = True
+    stopping: AbortController = field(default_factory=AbortController)
+    monitor: "Monitor" = field(init=False)
+
+    def __post_init__(self) -> None:
+        from think_celery.domain.leases import Monitor
+
+        self.monitor = Monitor(self)
+
+    def make_agent(self, agent_class: str, name: str) -> Any:
+        """The user's agent of that class and name, bound to this runtime."""
+        return agent_classes.get(agent_class).bound_to(self, name)
+
+
+_default: Runtime | None = None
+_lock = threading.Lock()
+
+
+def current() -> Runtime:
+    """This process's runtime.
+
+    Raises:
+        NotConfigured: Nobody has made one yet.
+    """
+    if _default is None:
+        raise NotConfigured()
+    return _default
+
+
+def set_current(runtime: Runtime | None) -> Runtime | None:
+    """Make this the process's runtime, and return the one before."""
+    global _default
+    with _lock:
+        before, _default = _default, runtime
+    return before

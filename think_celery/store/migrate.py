@@ -1,0 +1,142 @@
+"""The schema's version: what it is, what it should be, and the way from one to the other.
+
+Alembic runs from inside the package, without an ini file and with a version table of its own, so a host
+application's own migrations never meet ours. It is imported only when there is something to migrate.
+"""
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from think_celery.clock import SystemClock
+from think_celery.errors import SchemaOutdated
+from think_celery.store.database import Database, is_busy
+
+VERSION_TABLE = "think_alembic_version"
+HEAD = "0001"
+"""The newest revision in ``migrations/versions``; revisions are numbers, so that they have an order."""
+
+MIGRATIONS = Path(__file__).with_name("migrations")
+
+_ADVISORY_KEY = 0x7468696E6B  # "think"
+_PATIENCE_SECONDS = 60.0
+
+# Alembic's `op` and `context` are proxies that the whole process shares.
+_one_at_a_time = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def head() -> str:
+    """The schema version that this package needs."""
+    return HEAD
+
+
+def current(engine: Engine) -> str | None:
+    """The schema version of the database; ``None`` where there is no schema of ours. One SELECT."""
+    with engine.execution_options(think_read=True).connect() as conn:
+        try:
+            found = conn.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+        except (OperationalError, ProgrammingError) as error:
+            if _says_no_such_table(error.orig):
+                return None
+            raise
+    return None if found is None else str(found)
+
+
+def upgrade(target: Engine | URL | str) -> None:
+    """Bring the database's schema to :func:`head`, all or nothing.
+
+    Any number of processes may do this at once: one migrates, the others wait for it and find nothing
+    left to do. A database that a newer release has migrated is left as it is.
+    """
+    if not isinstance(target, Engine):
+        database = Database(target, SystemClock())
+        try:
+            upgrade(database.engine)
+        finally:
+            database.dispose()
+        return
+    if _is_enough(current(target)):
+        return
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    with _one_at_a_time, _alone(target) as conn:
+        config.attributes["connection"] = conn
+        command.upgrade(config, "head")
+
+
+def ensure(engine: Engine, *, migrate: bool) -> None:
+    """Make sure that the schema is new enough: with *migrate* by an upgrade, else by a look. Cheap when it is.
+
+    Raises:
+        SchemaOutdated: It is not, and *migrate* is false.
+    """
+    found = current(engine)
+    if _is_enough(found):
+        return
+    if not migrate:
+        raise SchemaOutdated(found, HEAD)
+    upgrade(engine)
+
+
+def _is_enough(found: str | None) -> bool:
+    # A newer schema serves the older release beside which it is rolled out.
+    return found is not None and found >= HEAD
+
+
+@contextmanager
+def _alone(engine: Engine) -> Iterator[Connection]:
+    """A transaction that no other process's migration can overlap."""
+    with engine.connect() as conn:
+        if engine.dialect.name == "sqlite":
+            _begin_exclusive(conn)
+        else:
+            conn.begin()
+            conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
+        try:
+            yield conn
+            conn.commit()
+        except BaseException:
+            conn.rollback()
+            raise
+
+
+def _begin_exclusive(conn: Connection) -> None:
+    """Take SQLite's write lock, whether or not the engine's own BEGIN takes it."""
+    give_up_at = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            conn.begin()
+            driver = conn.connection.dbapi_connection
+            if isinstance(driver, sqlite3.Connection) and not driver.in_transaction:
+                conn.exec_driver_sql("BEGIN IMMEDIATE")
+            return
+        except OperationalError as error:
+            conn.rollback()
+            if not is_busy(error) or time.monotonic() > give_up_at:
+                raise
+
+
+def _says_no_such_table(cause: object) -> bool:
+    if isinstance(cause, sqlite3.Error):
+        return str(cause).startswith("no such table")
+    return getattr(cause, "sqlstate", None) == "42P01"
