@@ -1,0 +1,203 @@
+"""Calls of users' functions: in helper threads, so that one that does not come back can be given up.
+
+A helper thread runs in a copy of the caller's context variables. It can't be stopped; when it is given up,
+what it still returns is dropped and logged.
+"""
+
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from think_celery.signals import AbortSignal
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.calls")
+
+T = TypeVar("T")
+
+GRACE_SECONDS = 5.0
+"""How long functions may go on after they were told to stop."""
+
+at_thread_end: list[Callable[[], None]] = []
+"""Called in each helper thread at its end: the host's per-thread connections are closed here."""
+
+
+class CallTimeout(Exception):
+    """A function did not return in time and was given up; what it does from now on is nobody's."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return f"It did not return within {self.seconds:g} s and was given up; it may still be running."
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    """The function returned."""
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The function raised."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The function was given up. ``started`` is False where it was never called."""
+
+    started: bool = True
+
+
+Result = Done[T] | Failed | Abandoned
+
+
+class _Helper(Generic[T]):
+    """One function in a thread of its own."""
+
+    def __init__(self, function: Callable[[], T], on_end: Callable[[], None]) -> None:
+        self._function, self._on_end = function, on_end
+        self._lock = threading.Lock()
+        self._given_up = False
+        self._outcome: Done[T] | Failed | None = None
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._run,), name="think-call", daemon=True).start()
+
+    def _run(self) -> None:
+        outcome: Done[T] | Failed
+        try:
+            outcome = run(self._function)
+        except KeyboardInterrupt as error:  # nobody pressed anything in this thread
+            outcome = Failed(error)
+        with self._lock:
+            self._outcome = outcome
+            late = self._given_up
+        if late:
+            logger.warning("a function that had been given up came back; its outcome is dropped")
+        for close in at_thread_end:
+            try:
+                close()
+            except Exception:
+                logger.exception("could not close what a helper thread had opened")
+        self._on_end()
+
+    def take(self) -> Result[T]:
+        """The outcome, or the function is given up."""
+        with self._lock:
+            if self._outcome is None:
+                self._given_up = True
+                return Abandoned()
+            return self._outcome
+
+
+def run(function: Callable[[], T]) -> Done[T] | Failed:
+    """Call *function* here, and say how it went. A ``KeyboardInterrupt`` is not its failure, and goes on."""
+    try:
+        return Done(function())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return Failed(error)
+
+
+def attempt(
+    rt: "Runtime",
+    function: Callable[[], T],
+    *,
+    timeout: float | None,
+    signal: AbortSignal | None = None,
+    grace: float = GRACE_SECONDS,
+) -> Result[T]:
+    """Call *function* and say how it went; an exception that comes out of this is not the function's.
+
+    Args:
+        rt: With ``threads`` off the function runs here, and neither *timeout* nor *signal* ends it.
+        function: Called once.
+        timeout: Seconds after which it is given up. ``None``: it runs in the calling thread.
+        signal: After it comes, the function gets *grace* seconds more.
+        grace: In seconds.
+    """
+    if timeout is None or not rt.threads:
+        return run(function)
+    ended, wake = threading.Event(), threading.Event()
+
+    def on_end() -> None:
+        ended.set()
+        wake.set()
+
+    helper = _Helper(function, on_end)
+    remove = signal.on_abort(wake.set) if signal is not None else None
+    try:
+        # A signal in the last seconds can lengthen the wait by the grace at most.
+        if wake.wait(timeout) and not ended.is_set():
+            ended.wait(min(grace, timeout))
+    finally:
+        if remove is not None:
+            remove()
+    return helper.take()
+
+
+def call(rt: "Runtime", function: Callable[[], T], *, timeout: float | None) -> T:
+    """Call *function* and return what it returns, or raise what it raises.
+
+    Raises:
+        CallTimeout: It took longer than *timeout* seconds and was given up.
+    """
+    match attempt(rt, function, timeout=timeout):
+        case Done(value):
+            return value
+        case Failed(error):
+            raise error
+        case _:
+            assert timeout is not None
+            raise CallTimeout(timeout)
+
+
+def call_all(
+    rt: "Runtime",
+    functions: Sequence[Callable[[], Any]],
+    *,
+    signal: AbortSignal,
+    grace: float = GRACE_SECONDS,
+) -> list[Result[Any]]:
+    """Call several functions at once, and say in their order how each went.
+
+    After *signal* those that don't answer within *grace* seconds are given up, and none is begun. With
+    ``rt.threads`` off they run here, one after the other.
+    """
+    if not rt.threads:
+        return [Abandoned(started=False) if signal.aborted else run(function) for function in functions]
+    if signal.aborted:
+        return [Abandoned(started=False) for _ in functions]
+    lock, left = threading.Lock(), len(functions)
+    all_ended, wake = threading.Event(), threading.Event()
+
+    def on_end() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            if left:
+                return
+        all_ended.set()
+        wake.set()
+
+    helpers = [_Helper(function, on_end) for function in functions]
+    if not helpers:
+        return []
+    remove = signal.on_abort(wake.set)
+    try:
+        wake.wait()
+        all_ended.wait(grace)
+    finally:
+        remove()
+    return [helper.take() for helper in helpers]
