@@ -257,11 +257,14 @@ def _repeat_while_busy(call: Callable[[], object]) -> None:
             threading.Event().wait(0.05)
 
 
+def is_busy(error: DBAPIError) -> bool:
+    """Whether SQLite gave up because another connection holds its lock."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+
+
 def _worth_repeating(error: DBAPIError, committing: bool) -> bool:
     cause = error.orig
-    if getattr(cause, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED):
-        return True
-    if getattr(cause, "sqlstate", None) in _REPEATABLE_STATES:
+    if is_busy(error) or getattr(cause, "sqlstate", None) in _REPEATABLE_STATES:
         return True
     # A connection that died at the commit may have committed: whoever asked must look.
     return bool(error.connection_invalidated) and not committing

@@ -7,7 +7,6 @@ application's own migrations never meet ours. It is imported only when there is 
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,8 +79,9 @@ def upgrade(target: Engine | URL | str) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     with _one_at_a_time, _alone(target) as conn:
-        config.attributes["connection"] = conn
-        command.upgrade(config, "head")
+        if not _is_enough(current(target)):  # another process may have been first
+            config.attributes["connection"] = conn
+            command.upgrade(config, "head")
 
 
 def ensure(engine: Engine, *, migrate: bool) -> None:
@@ -122,7 +122,8 @@ def _alone(engine: Engine) -> Iterator[Connection]:
 
 def _begin_exclusive(conn: Connection) -> None:
     """Take SQLite's write lock, whether or not the engine's own BEGIN takes it."""
-    give_up_at = time.monotonic() + _PATIENCE_SECONDS
+    clock = SystemClock()
+    give_up_at = clock.elapsed() + _PATIENCE_SECONDS
     while True:
         try:
             conn.begin()
@@ -132,7 +133,7 @@ def _begin_exclusive(conn: Connection) -> None:
             return
         except OperationalError as error:
             conn.rollback()
-            if not is_busy(error) or time.monotonic() > give_up_at:
+            if not is_busy(error) or clock.elapsed() > give_up_at:
                 raise
 
 
