@@ -1,0 +1,121 @@
+"""What every test can ask for: databases and Redis on real servers, in an environment without surprises."""
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests import servers
+
+# Before the package is imported: a developer's own keys, settings and proxies must not reach a test.
+_SCRUBBED = re.compile(
+    r"(THINK|CELERY|OPENAI|ANTHROPIC|DJANGO|FLASK)_.*|(DATABASE|REDIS|BROKER)_URL|.*_PROXY", re.IGNORECASE
+)
+for _name in [name for name in os.environ if _SCRUBBED.fullmatch(name) and name != "THINK_TEST_SERVERS"]:
+    del os.environ[_name]
+
+ON_SERVERS = {"postgres", "postgres_url", "redis_url"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a server, so that `-m 'not services'` leaves it out."""
+    for item in items:
+        if ON_SERVERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.services)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_the_loopback() -> Iterator[None]:
+    """No test talks to a real model, or to anything else that is not on this machine or its Redis.
+
+    (PostgreSQL's driver has sockets of its own, so `TEST_POSTGRES_URL` may name another machine too.)
+    """
+    connect = socket.socket.connect
+    allowed = {"127.0.0.1", "::1", "localhost"}
+    if redis_host := urlsplit(os.environ.get("TEST_REDIS_URL", "")).hostname:
+        allowed |= {str(found[4][0]) for found in socket.getaddrinfo(redis_host, None)}
+
+    def guarded(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in allowed:
+            raise RuntimeError(f"A test tried to reach {address[0]}. Tests talk to this machine only.")
+        connect(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded)
+        yield
+
+
+# --- databases ------------------------------------------------------------------------------------
+
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.services)]
+
+
+@pytest.fixture(params=BOTH)
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A fresh database with our tables; the test runs once on SQLite and once on PostgreSQL."""
+    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url"))
+
+
+@pytest.fixture(params=BOTH)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database without tables, for tests of the migrations; on SQLite and on PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.db'}"
+    databases: servers.Postgres = request.getfixturevalue("postgres")
+    return databases.empty()
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A fresh SQLite file with our tables."""
+    return f"sqlite:///{shutil.copyfile(sqlite_template, tmp_path / 'think.db')}"
+
+
+@pytest.fixture
+def postgres_url(postgres: servers.Postgres) -> str:
+    """A fresh PostgreSQL database with our tables. It is the same one for the whole of a test."""
+    return postgres.migrated()
+
+
+@pytest.fixture
+def redis_url(redis_server: servers.Redis) -> str:
+    """An empty Redis database. A test may flush it, never the server: others may use that too."""
+    return redis_server.flushed()
+
+
+# --- rt -------------------------------------------------------------------------------------------
+
+# (the Runtime on `database_url`, with a clock that tests move and a scripted model)
+
+# --- once per pytest process ----------------------------------------------------------------------
+
+
+def _migrate(url: str) -> None:
+    from think_celery.store.migrate import upgrade
+
+    upgrade(url)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    template = tmp_path_factory.mktemp("template") / "think.db"
+    _migrate(f"sqlite:///{template}")
+    return template
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[servers.Postgres]:
+    with servers.postgres(_migrate) as databases:
+        yield databases
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[servers.Redis]:
+    with servers.redis_server() as server:
+        yield server
