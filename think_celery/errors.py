@@ -17,6 +17,7 @@ The tree::
     │   ├── InvalidMessage           not a message
     │   ├── InvalidDuration          not a span of time
     │   ├── NotSerializable          a value that would not come back equal
+    │   ├── UnreadableValue          a stored value whose class is gone
     │   ├── PayloadTooLarge          larger than `think_max_payload`
     │   ├── InvalidToolArguments     what a model passed to a tool does not fit it
     │   ├── InvalidToolResult        what a tool returned has no JSON form
@@ -236,6 +237,20 @@ class NotSerializable(InvalidValue, TypeError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.problem}. What is stored must come back equal. {self.remedy}"
+
+
+class UnreadableValue(InvalidValue):
+    """A stored value can't be read back by the code that runs now."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what, self.problem = what, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} can't be read back: {self.problem}. Keep the names and required fields of stored classes, "
+            "or import the old name where it was, until what was stored with it has ended."
+        )
 
 
 class PayloadTooLarge(InvalidValue):

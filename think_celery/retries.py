@@ -1,0 +1,92 @@
+"""When to try again."""
+
+import math
+import random
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Literal, get_args
+
+from think_celery.durations import Duration, as_timedelta
+from think_celery.errors import InvalidValue
+
+Backoff = Literal["exponential", "linear", "constant"]
+
+_SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """How often to try, and how long to wait between two attempts.
+
+    ``max_attempts`` counts the first one, so 1 means no second. ``delay`` comes before the second attempt;
+    it then doubles (exponential), grows by itself (linear) or stays (constant), up to ``max_delay``.
+    Both take seconds, a ``timedelta`` or words.
+
+    Raises:
+        InvalidDuration: A delay is no span of time.
+        InvalidValue: Another value is unfit.
+    """
+
+    max_attempts: int = 6
+    delay: Duration = 10
+    backoff: Backoff = "exponential"
+    max_delay: Duration = 300
+
+    def __post_init__(self) -> None:
+        attempts: object = self.max_attempts
+        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+            raise InvalidValue(
+                f"Retry(max_attempts={attempts!r}): it must be a whole number, 1 or more. It counts the "
+                "first attempt too: Retry(max_attempts=1) never tries again."
+            )
+        if self.backoff not in get_args(Backoff):
+            raise InvalidValue(
+                f'Retry(backoff={self.backoff!r}): it must be one of "exponential", "linear" or "constant".'
+            )
+        delay, longest = as_timedelta(self.delay, "delay"), as_timedelta(self.max_delay, "max_delay")
+        if delay > longest:
+            raise InvalidValue(
+                f"Retry(delay={self.delay!r}, max_delay={self.max_delay!r}): the first delay is longer than "
+                f"the longest one. Pass a greater max_delay, such as max_delay={self.delay!r}."
+            )
+
+    def delay_before(self, attempt_number: int) -> timedelta:
+        """How long to wait before that attempt; nothing before the first, which has the number 1."""
+        delay, longest = as_timedelta(self.delay), as_timedelta(self.max_delay)
+        retry = attempt_number - 1
+        if retry < 1:
+            return timedelta(0)
+        factor = {"exponential": 2 ** min(retry - 1, 60), "linear": retry, "constant": 1}[self.backoff]
+        return longest if delay and factor > longest / delay else delay * factor
+
+
+def jittered(seconds: float, rng: random.Random) -> float:
+    """*seconds*, or up to a quarter more, so that those who failed together don't come back together.
+
+    Never less: a server that asked for a delay gets it.
+    """
+    return seconds * (1 + rng.random() / 4)
+
+
+def parse_retry_after(header: str | None, now: datetime) -> float | None:
+    """The seconds to wait that a ``Retry-After`` header asks for; ``None`` where it asks for nothing.
+
+    It holds seconds or an HTTP date. A date that has passed, and what can't be read, ask for nothing.
+
+    Args:
+        header: The header's value.
+        now: The present instant, aware.
+    """
+    text = (header or "").strip()
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    if moment.tzinfo is None:  # "-0000", or the form without a zone: HTTP dates are in GMT
+        moment = moment.replace(tzinfo=UTC)
+    seconds = (moment - now).total_seconds()
+    return seconds if seconds > 0 and math.isfinite(seconds) else None
