@@ -2,17 +2,30 @@
 
 JavaScript spelling is taken and given by alias (``createdAt``, ``toolCallId``); in Python the fields
 have Python names. Strings are cleaned where they enter: a surrogate pair becomes its character, a lone
-surrogate becomes U+FFFD, for neither a database nor an HTTP body can carry it.
+surrogate becomes U+FFFD, for no HTTP body can carry it. What a message holds of a user's own (metadata, a
+tool's input and output, parts of unknown kinds) is turned into JSON values there too.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, TypeAdapter
-from pydantic import ValidationError as PydanticValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.alias_generators import to_camel
+from pydantic_core import to_jsonable_python
 
 from think_celery.clock import SystemClock
 from think_celery.errors import EmptySubmission, InvalidMessage
@@ -36,13 +49,47 @@ def clean(value: Any) -> Any:
     return value
 
 
+def json_value(value: Any) -> Any:
+    """*value* as JSON values with clean strings: anything that pydantic can dump.
+
+    Numbers that JSON doesn't have become the texts "NaN", "Infinity" and "-Infinity"; bytes become base64.
+
+    Raises:
+        ValueError: Something in it has no JSON form.
+    """
+    try:
+        dumped = to_jsonable_python(clean(value), bytes_mode="base64")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"it has no JSON form: {error}") from error
+    return clean(_finite(dumped))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value
+
+
 Clean = BeforeValidator(clean)
 Text = Annotated[str, Clean]
-JsonValue = Annotated[Any, Clean]
+JsonValue = Annotated[Any, BeforeValidator(json_value)]
+Instant = Annotated[AwareDatetime, AfterValidator(lambda moment: moment.astimezone(UTC))]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow")
+
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part as JSON values in JavaScript spelling; fields that are not set are left out."""
+        declared = {field.alias for field in type(self).model_fields.values()}
+        dumped = self.model_dump(mode="json", by_alias=True)
+        return {key: item for key, item in dumped.items() if item is not None or key not in declared}
 
 
 class StepStartPart(_Part):
@@ -71,9 +118,9 @@ class FilePart(_Part):
     """A file or picture by URL (``data:`` URLs included)."""
 
     type: Literal["file"] = "file"
-    media_type: str
-    url: str
-    filename: str | None = None
+    media_type: Text
+    url: Text
+    filename: Text | None = None
 
 
 class ToolPart(_Part):
@@ -85,8 +132,8 @@ class ToolPart(_Part):
     the tool was called: with no result beside it, its outcome is unknown.
     """
 
-    type: str
-    tool_call_id: str
+    type: Annotated[Text, Field(pattern=r"^tool-.")]
+    tool_call_id: Text
     state: Literal["input-streaming", "input-available", "output-available", "output-error"]
     input: JsonValue = None
     output: JsonValue = None
@@ -107,7 +154,7 @@ class ToolPart(_Part):
 class OtherPart(_Part):
     """A part of a kind that this version doesn't know (``data-…``, ``source-url``): kept as it came."""
 
-    type: str
+    type: Text
 
 
 _KNOWN = {
@@ -137,7 +184,11 @@ Part = Annotated[
 
 
 class UIMessage(BaseModel):
-    """One message of a conversation. All but ``role`` and ``parts`` have defaults."""
+    """One message of a conversation. All but ``role`` and ``parts`` have defaults.
+
+    ``created_at`` must be aware, for a naive time names no instant; it is kept in UTC. Fields of a client's
+    own on the message itself are dropped (``metadata`` is the place for them), those on parts are kept.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
@@ -145,7 +196,7 @@ class UIMessage(BaseModel):
     role: Role
     parts: list[Part]
     metadata: dict[str, JsonValue] | None = None
-    created_at: datetime = Field(default_factory=SystemClock().now)
+    created_at: Instant = Field(default_factory=SystemClock().now)
 
     @property
     def text(self) -> str:
@@ -154,15 +205,16 @@ class UIMessage(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         """The message as JSON values in JavaScript spelling."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        dumped = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"parts"})
+        return {**dumped, "parts": dump_parts(self.parts)}
 
 
 _PARTS: TypeAdapter[list[Part]] = TypeAdapter(list[Part])
 
 
-def dump_parts(parts: Sequence[Any]) -> list[dict[str, Any]]:
+def dump_parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """Parts as JSON values, as they are stored."""
-    return [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in parts]
+    return [part.to_dict() for part in parts]
 
 
 def load_parts(stored: Any) -> list[Part]:
@@ -185,46 +237,64 @@ Messages = OneMessage | Sequence[OneMessage]
 
 
 def as_messages(given: Messages) -> list[UIMessage]:
-    """What a caller gave as messages, as a list of them: each a text, a ``UIMessage`` or a dict.
+    """What a caller gave as messages, as a list of new ones: each a text, a ``UIMessage`` or a dict.
+
+    A dict may have a text as ``content`` in place of ``parts``.
 
     Raises:
-        EmptySubmission: Nothing was given, or a text is empty or blank.
+        EmptySubmission: Nothing was given, or a user's message says nothing.
         InvalidMessage: Something else was given; the error names its path.
         TypeError: A function was given.
     """
-    if callable(given) and not isinstance(given, UIMessage):
+    whole: Any = given
+    if callable(whole):
         raise TypeError(
-            f"Messages were given as a function ({given!r}); only values can be stored and run later. "
+            f"Messages were given as a function ({whole!r}); only values can be stored and run later. "
             "Call it yourself and pass what it returns."
         )
-    items: list[Any] = [given] if isinstance(given, str | UIMessage | Mapping) else _listed(given)
-    if not items:
+    if isinstance(whole, str | UIMessage | Mapping):
+        return [_as_message(whole, "messages")]
+    if not isinstance(whole, Sequence) or isinstance(whole, bytes | bytearray):
+        raise InvalidMessage("messages", f"{type(whole).__name__} is no message and no list of messages")
+    if not whole:
         raise EmptySubmission()
-    return [_as_message(item, f"messages[{index}]") for index, item in enumerate(items)]
-
-
-def _listed(given: Any) -> list[Any]:
-    if isinstance(given, Sequence) and not isinstance(given, bytes | bytearray):
-        return list(given)
-    raise InvalidMessage("messages", f"{type(given).__name__} is no message and no list of messages")
+    return [_as_message(item, f"messages[{index}]") for index, item in enumerate(whole)]
 
 
 def _as_message(item: Any, path: str) -> UIMessage:
-    if isinstance(item, UIMessage):
-        return item
-    if isinstance(item, str):
-        if not item.strip():
-            raise EmptySubmission()
-        return user(item)
     if callable(item):
         raise TypeError(f"{path} is a function; pass the message that it would make.")
+    if isinstance(item, str):
+        item = {"role": "user", "content": item}
+    elif isinstance(
+        item, UIMessage
+    ):  # made anew: its owner may change it later, or has put in anything since
+        item = _dumped(item, path)
     if not isinstance(item, Mapping):
         raise InvalidMessage(path, f"{type(item).__name__} is no message")
     if isinstance(item.get("content"), str) and "parts" not in item:
-        item = {**{k: v for k, v in item.items() if k != "content"}, "parts": [{"type": "text", "text": item["content"]}]}
+        item = {**item, "parts": [{"type": "text", "text": item["content"]}]}
     try:
-        return UIMessage.model_validate(item)
-    except PydanticValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
-        raise InvalidMessage(path + where, first["msg"]) from None
+        message = UIMessage.model_validate(item)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidMessage(path + _path(first["loc"]), first["msg"]) from None
+    if message.role == "user" and all(
+        isinstance(part, TextPart) and not part.text.strip() for part in message.parts
+    ):
+        raise EmptySubmission()
+    return message
+
+
+def _dumped(message: UIMessage, path: str) -> Any:
+    try:
+        return message.to_dict()
+    except ValueError as error:
+        raise InvalidMessage(path, str(error)) from error
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    """Where in a message, as one would write it in Python; pydantic puts a part's kind after its index."""
+    if loc[:1] == ("parts",) and len(loc) > 2:
+        loc = (*loc[:2], *loc[3:])
+    return "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in loc)
