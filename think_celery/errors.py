@@ -11,6 +11,7 @@ The tree::
     │   ├── UnknownClass             no such agent or workflow class is registered here
     │   ├── MissingExtra             an optional dependency is not installed
     │   ├── SchemaOutdated           the database needs `think-celery db upgrade`
+    │   ├── CannotJoin               a transaction that can't hold our rows
     │   ├── NoModel                  no model was named, or its name can't be resolved
     │   └── InvalidTool              a function that can't be offered to a model
     ├── InvalidValue
@@ -167,6 +168,20 @@ class SchemaOutdated(ConfigurationError):
         return (
             f"The database's think_celery schema is at version {self.found or 'none'}, this package needs "
             f"{self.needed}. Run: think-celery db upgrade"
+        )
+
+
+class CannotJoin(ConfigurationError):
+    """A transaction was to be joined that can't hold our rows."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"This can't be joined: {self.problem}. What think_celery stores inside `joined(…)` is committed "
+            "together with the caller's own rows, so both must be in one transaction of one database."
         )
 
 

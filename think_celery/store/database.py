@@ -5,25 +5,28 @@ import os
 import random
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy import (
+    URL,
     BigInteger,
     Connection,
     CursorResult,
     Engine,
     Executable,
+    QueuePool,
     Table,
     cast,
     create_engine,
     event,
     func,
     literal,
-    make_url,
     select,
     type_coerce,
 )
@@ -34,29 +37,42 @@ from sqlalchemy.sql import ColumnElement
 from think_celery.clock import MICROSECOND, Clock
 from think_celery.errors import MissingExtra
 from think_celery.store.types import UtcDateTime
+from think_celery.store.urls import checked_url, driver_arguments
 
 logger = logging.getLogger("think_celery.store")
 
 T = TypeVar("T")
+Call = Callable[[], None]
 
 REPEATS = 5
 ZERO = timedelta(0)
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+_FORK_PATIENCE_SECONDS = 1.0
 
-_joined: ContextVar["Tx | None"] = ContextVar("think_joined", default=None)
+_joined: ContextVar[Mapping["Database", Callable[[], "Tx"]]] = ContextVar(
+    "think_joined", default=MappingProxyType({})
+)
 
 
 class Tx:
     """One open transaction: its connection, the time inside it, and the calls to make once it is committed.
 
     ``joined`` says that the transaction is the caller's: we neither commit it nor roll it back, and let no
-    integrity error happen in it.
+    integrity error happen in it. *on_commit* then takes the calls; without it nobody learns of the commit.
     """
 
-    def __init__(self, conn: Connection, clock: Clock, *, joined: bool = False) -> None:
+    def __init__(
+        self,
+        conn: Connection,
+        clock: Clock,
+        *,
+        joined: bool = False,
+        on_commit: Callable[[Call], None] | None = None,
+    ) -> None:
         self.conn, self.clock, self.joined = conn, clock, joined
-        self._after_commit: list[Callable[[], None]] = []
+        self._on_commit = on_commit
+        self._calls: list[Call] = []
 
     @property
     def postgres(self) -> bool:
@@ -65,7 +81,7 @@ class Tx:
 
     def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
         """Run a statement."""
-        return self.conn.execute(statement, parameters)  # type: ignore[return-value]
+        return self.conn.execute(statement, parameters)
 
     def now(self, plus: timedelta = ZERO) -> ColumnElement[datetime]:
         """The present instant, moved by *plus*, as SQL: by the database's own clock where it has one.
@@ -82,25 +98,29 @@ class Tx:
         """An INSERT of this database's dialect, which has ``on_conflict_do_nothing``."""
         return postgresql.insert(table) if self.postgres else sqlite.insert(table)
 
-    def after_commit(self, call: Callable[[], None]) -> None:
+    def after_commit(self, call: Call) -> None:
         """Make this call once the transaction is committed, and never if it is rolled back.
 
         In a caller's bare Core connection nobody learns of the commit; the tick does the work then.
         """
-        self._after_commit.append(call)
+        if self._on_commit is not None:
+            self._on_commit(call)
+        elif not self.joined:
+            self._calls.append(call)
 
     def committed(self) -> None:
-        """Make the calls. One that raises is logged and does not hide the others."""
-        calls, self._after_commit = self._after_commit, []
-        for call in calls:
-            try:
-                call()
-            except Exception:
-                logger.exception("a call after a commit failed; the tick will do its work")
+        """Make the calls of a transaction of ours, in the order in which they were asked for."""
+        calls, self._calls = self._calls, []
+        make_calls(calls)
 
-    def rolled_back(self) -> None:
-        """Forget the calls."""
-        self._after_commit = []
+
+def make_calls(calls: list[Call]) -> None:
+    """Make calls after a commit. One that raises is logged and does not hide the others."""
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            logger.exception("a call after a commit failed; the tick will do its work")
 
 
 class Database:
@@ -108,46 +128,42 @@ class Database:
 
     def __init__(
         self,
-        url: str,
+        url: str | URL,
         clock: Clock,
         *,
         busy_timeout: timedelta = timedelta(seconds=4.5),
         durable: bool = True,
         prepare: Callable[[Engine], None] | None = None,
     ) -> None:
-        """*prepare* is called once a process with the fresh engine, before its first use (migrations)."""
-        self.url, self.clock = make_url(url), clock
-        if self.url.drivername in ("postgresql", "postgres"):
-            self.url = self.url.set(drivername="postgresql+psycopg")
-        self._busy_timeout, self._durable, self._prepare = busy_timeout, durable, prepare
-        self._lock, self._engine, self._reader, self._pid = threading.RLock(), None, None, 0
+        """*prepare* is called with each fresh engine before its first use: once a process, after forks again.
 
-    _engine: Engine | None
-    _reader: Engine | None
+        Raises:
+            InvalidSetting: The URL is none, or of a database that can't serve; passwords are not shown.
+        """
+        self.url, self.clock = checked_url(url), clock
+        self._busy_timeout, self._durable, self._prepare = busy_timeout, durable, prepare
+        self._lock = threading.RLock()
+        self._engine: Engine | None = None
+        self._reader: Engine | None = None
+        self._forking = False
+        _databases.add(self)
 
     @property
     def engine(self) -> Engine:
         """This process's engine."""
-        if self._engine is None or self._pid != os.getpid():
-            self._open()
-        assert self._engine is not None
-        return self._engine
+        return self._engine or self._open()
 
-    def _open(self) -> None:
-        if self._pid != os.getpid():  # a forked child: the parent's lock and sockets are not ours
-            self._lock, self._engine = threading.RLock(), None
-            self._pid = os.getpid()
+    def _open(self) -> Engine:
         with self._lock:
-            if self._engine is not None:
-                return
-            engine = self._make_engine()
-            if self._prepare is not None:
-                self._prepare(engine)
-            read_options = {"think_read": True}
-            if engine.dialect.name == "postgresql":
-                read_options = {"isolation_level": "AUTOCOMMIT"}  # type: ignore[dict-item]
-            self._reader = engine.execution_options(**read_options)
-            self._engine = engine
+            if self._engine is None:
+                engine = self._make_engine()
+                if self._prepare is not None:
+                    self._prepare(engine)
+                self._reader = engine.execution_options(think_read=True)
+                if engine.dialect.name == "postgresql":
+                    self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+                self._engine = engine
+            return self._engine
 
     def _make_engine(self) -> Engine:
         if self.url.get_backend_name() == "sqlite":
@@ -156,13 +172,17 @@ class Database:
             event.listen(engine, "begin", _begin_sqlite)
             return engine
         try:
-            return create_engine(self.url)
+            return create_engine(
+                self.url,
+                connect_args=driver_arguments(self.url),
+                isolation_level="READ COMMITTED",  # what every conditional UPDATE here counts on
+                pool_use_lifo=True,
+            )
         except ModuleNotFoundError as error:
-            raise MissingExtra(f"The database {self.url.get_backend_name()}", "postgres") from error
+            raise MissingExtra("The database PostgreSQL", "postgres") from error
 
     def _set_up_sqlite(self, connection: sqlite3.Connection, record: object) -> None:
         connection.isolation_level = None  # so that our own BEGIN is the only one
-        connection.execute(f"PRAGMA busy_timeout = {int(self._busy_timeout.total_seconds() * 1000)}")
         _repeat_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
 
@@ -188,55 +208,109 @@ class Database:
             except DBAPIError as error:
                 if attempt > REPEATS or not _worth_repeating(error, committing):
                     raise
-                self.clock.sleep(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
+                _pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
                 continue
             tx.committed()
             return result
         raise AssertionError("unreachable")
 
     def read(self, work: Callable[[Tx], T]) -> T:
-        """Run *work*, which only reads. On PostgreSQL each statement sees what is committed by then."""
+        """Run *work*, which only reads.
+
+        On PostgreSQL each statement sees what is committed by then; on SQLite all see one state.
+        """
         for attempt in range(1, REPEATS + 2):
             try:
-                _ = self.engine
-                assert self._reader is not None
-                with self._reader.connect() as conn:
+                with self._reading_engine().connect() as conn:
                     return work(Tx(conn, self.clock))
             except DBAPIError as error:
                 if attempt > REPEATS or not _worth_repeating(error, False):
                     raise
         raise AssertionError("unreachable")
 
+    def _reading_engine(self) -> Engine:
+        with self._lock:
+            self._open()
+            assert self._reader is not None
+            return self._reader
+
     def accept(self, work: Callable[[Tx], T]) -> T:
         """Run *work* in the caller's joined transaction where there is one, else in one of ours."""
-        tx = _joined.get()
-        return work(tx) if tx is not None else self.transact(work)
+        source = _joined.get().get(self)
+        return self.transact(work) if source is None else work(source())
 
     def look(self, work: Callable[[Tx], T]) -> T:
         """Read in the caller's joined transaction where there is one, so that it sees its own writes."""
-        tx = _joined.get()
-        return work(tx) if tx is not None else self.read(work)
+        source = _joined.get().get(self)
+        return self.read(work) if source is None else work(source())
 
     @contextmanager
-    def joining(self, tx: Tx) -> Iterator[Tx]:
-        """Inside, :meth:`accept` and :meth:`look` use this transaction."""
-        token = _joined.set(tx)
+    def joining(self, source: Tx | Callable[[], Tx]) -> Iterator[None]:
+        """Inside, :meth:`accept` and :meth:`look` use this transaction, or the one that *source* gives then.
+
+        Holds for this context: a thread that runs in a copy of it joins too, any other does not.
+        """
+        give = (lambda: source) if isinstance(source, Tx) else source
+        token = _joined.set(MappingProxyType({**_joined.get(), self: give}))
         try:
-            yield tx
+            yield
         finally:
             _joined.reset(token)
 
     @property
     def inside_joined(self) -> bool:
         """Whether a caller's transaction is joined here."""
-        return _joined.get() is not None
+        return self in _joined.get()
 
     def dispose(self) -> None:
         """Close this process's connections; the next use opens new ones."""
         with self._lock:
-            if self._engine is not None and self._pid == os.getpid():
-                self._engine.dispose()
-            self._engine = self._reader = None
+            engine, self._engine, self._reader = self._engine, None, None
+            if engine is not None:
+                engine.dispose()
+
+    def _before_fork(self) -> None:
+        # SQLite's locks belong to the process, and its library keeps count of them in memory that a child
+        # inherits: a child that finds a lock counted there never asks the kernel for it. So no connection
+        # to a SQLite file lives through a fork.
+        engine = self._engine
+        if engine is None or engine.dialect.name != "sqlite":
+            return
+        self._forking = self._lock.acquire(timeout=_FORK_PATIENCE_SECONDS)
+        self._engine = self._reader = None
+        pool, waited = engine.pool, 0.0
+        while isinstance(pool, QueuePool) and pool.checkedout() and waited < _FORK_PATIENCE_SECONDS:
+            _pause(0.002)
+            waited += 0.002
+        engine.dispose()
+
+    def _after_fork(self) -> None:
+        if self._forking:
+            self._forking = False
+            self._lock.release()
+
+    def _after_fork_in_child(self) -> None:
+        if self._engine is not None:
+            _inherited.append(self._engine)
+        self._lock, self._forking = threading.RLock(), False
+        self._engine = self._reader = None
+
+
+_databases: WeakSet[Database] = WeakSet()
+_inherited: list[Engine] = []  # a parent's, kept so that no finalizer in the child touches its connections
+
+
+def _each(method: Callable[[Database], None]) -> None:
+    for database in list(_databases):
+        method(database)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _each(Database._before_fork),
+        after_in_parent=lambda: _each(Database._after_fork),
+        after_in_child=lambda: _each(Database._after_fork_in_child),
+    )
 
 
 def _begin_sqlite(conn: Connection) -> None:
@@ -244,6 +318,11 @@ def _begin_sqlite(conn: Connection) -> None:
     # timeout is; one that takes the write lock at its beginning waits for it.
     read = conn.get_execution_options().get("think_read", False)
     conn.exec_driver_sql("BEGIN" if read else "BEGIN IMMEDIATE")
+
+
+def _pause(seconds: float) -> None:
+    # Real time whatever the clock: what is waited for is another connection, not an instant.
+    threading.Event().wait(seconds)
 
 
 def _repeat_while_busy(call: Callable[[], object]) -> None:
@@ -254,7 +333,7 @@ def _repeat_while_busy(call: Callable[[], object]) -> None:
         except sqlite3.OperationalError as error:
             if attempt == 19 or getattr(error, "sqlite_errorcode", 0) & 0xFF != _SQLITE_BUSY:
                 raise
-            threading.Event().wait(0.05)
+            _pause(0.05)
 
 
 def is_busy(error: DBAPIError) -> bool:
@@ -264,7 +343,8 @@ def is_busy(error: DBAPIError) -> bool:
 
 def _worth_repeating(error: DBAPIError, committing: bool) -> bool:
     cause = error.orig
-    if is_busy(error) or getattr(cause, "sqlstate", None) in _REPEATABLE_STATES:
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if is_busy(error) or state in _REPEATABLE_STATES:
         return True
     # A connection that died at the commit may have committed: whoever asked must look.
     return bool(error.connection_invalidated) and not committing

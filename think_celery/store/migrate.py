@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from think_celery.clock import SystemClock
@@ -49,12 +49,11 @@ def current(engine: Engine) -> str | None:
     """The schema version of the database; ``None`` where there is no schema of ours. One SELECT."""
     with engine.execution_options(think_read=True).connect() as conn:
         try:
-            found = conn.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+            return _version(conn)
         except (OperationalError, ProgrammingError) as error:
             if _says_no_such_table(error.orig):
                 return None
             raise
-    return None if found is None else str(found)
 
 
 def upgrade(target: Engine | URL | str) -> None:
@@ -79,13 +78,15 @@ def upgrade(target: Engine | URL | str) -> None:
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     with _one_at_a_time, _alone(target) as conn:
-        if not _is_enough(current(target)):  # another process may have been first
+        if not _is_enough(_found(conn)):  # another process may have been first
             config.attributes["connection"] = conn
             command.upgrade(config, "head")
 
 
 def ensure(engine: Engine, *, migrate: bool) -> None:
-    """Make sure that the schema is new enough: with *migrate* by an upgrade, else by a look. Cheap when it is.
+    """Make sure that the schema is new enough: by an upgrade if *migrate* is set, else by a look.
+
+    One SELECT where it is.
 
     Raises:
         SchemaOutdated: It is not, and *migrate* is false.
@@ -96,6 +97,16 @@ def ensure(engine: Engine, *, migrate: bool) -> None:
     if not migrate:
         raise SchemaOutdated(found, HEAD)
     upgrade(engine)
+
+
+def _version(conn: Connection) -> str | None:
+    found = conn.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return None if found is None else str(found)
+
+
+def _found(conn: Connection) -> str | None:
+    """As :func:`current`, in a transaction that must go on when there is no table."""
+    return _version(conn) if inspect(conn).has_table(VERSION_TABLE) else None
 
 
 def _is_enough(found: str | None) -> bool:
@@ -127,8 +138,7 @@ def _begin_exclusive(conn: Connection) -> None:
     while True:
         try:
             conn.begin()
-            driver = conn.connection.dbapi_connection
-            if isinstance(driver, sqlite3.Connection) and not driver.in_transaction:
+            if not getattr(conn.connection.dbapi_connection, "in_transaction", True):
                 conn.exec_driver_sql("BEGIN IMMEDIATE")
             return
         except OperationalError as error:

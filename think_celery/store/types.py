@@ -1,15 +1,19 @@
 """Column types that read back the same on SQLite and PostgreSQL."""
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, Text
+from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.types import TypeDecorator
 
 from think_celery.clock import from_microseconds, to_microseconds
+from think_celery.errors import InvalidValue
 
-MICROSECONDS = timedelta(microseconds=1)
+
+class _NamesNoInstant(InvalidValue, DontWrapMixin):
+    """A naive datetime. SQLAlchemy lets it through as it is, so that callers meet a ``ValueError``."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -22,7 +26,12 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> int | None:
-        return None if value is None else to_microseconds(value)
+        if value is None:
+            return None
+        try:
+            return to_microseconds(value)
+        except ValueError as error:
+            raise _NamesNoInstant(str(error)) from None
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
         return None if value is None else from_microseconds(int(value))

@@ -1,4 +1,4 @@
-"""Alembic's way into the package: the connection, and with it the transaction, comes from ``store.migrate``."""
+"""Alembic's way into the package. ``store.migrate`` hands it the connection, and with it the transaction."""
 
 from alembic import context
 
