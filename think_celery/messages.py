@@ -278,7 +278,8 @@ def _as_message(item: Any, path: str) -> UIMessage:
         message = UIMessage.model_validate(item)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InvalidMessage(path + _path(first["loc"]), first["msg"]) from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise InvalidMessage(path + _path(first["loc"]), problem) from None
     if message.role == "user" and all(
         isinstance(part, TextPart) and not part.text.strip() for part in message.parts
     ):

@@ -2,18 +2,16 @@
 
 import inspect
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from pydantic import ValidationError
-from pydantic_core import to_jsonable_python
 
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import AsyncNotSupported, InvalidTool, InvalidToolArguments, InvalidToolResult
-from think_celery.messages import clean
+from think_celery.messages import clean, json_value
 from think_celery.schemas import schema_problems, validation_problems
 from think_celery.signals import AbortSignal
 from think_celery.signatures import Signature, read_signature
@@ -240,7 +238,7 @@ def parse_arguments(given: "str | Mapping[str, Any] | None") -> dict[str, Any]:
 
 
 def dump_result(value: Any) -> Any:
-    """What a tool returned, as JSON values: anything that pydantic can dump, with clean strings.
+    """What a tool returned, as JSON values with clean strings: anything that pydantic can dump.
 
     Numbers that JSON doesn't have become the texts "NaN", "Infinity" and "-Infinity"; bytes become base64.
 
@@ -248,10 +246,9 @@ def dump_result(value: Any) -> Any:
         InvalidToolResult: Something in it has no JSON form.
     """
     try:
-        dumped = to_jsonable_python(clean(value), bytes_mode="base64")
-    except Exception as error:
+        return json_value(value)
+    except ValueError as error:
         raise InvalidToolResult(type(value).__name__, str(error)) from error
-    return clean(_finite(dumped))
 
 
 # --- reading a function ---------------------------------------------------------------------------
@@ -315,13 +312,3 @@ def _json_kind(value: Any) -> str:
     if isinstance(value, list):
         return "an array"
     return "null" if value is None else f"a {'string' if isinstance(value, str) else type(value).__name__}"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value
