@@ -4,6 +4,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from think_celery.signals import AbortSignal
+
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -36,8 +38,8 @@ class Clock(Protocol):
     def elapsed(self) -> float:
         """Seconds on a clock that never steps and also counts the time the machine was suspended."""
 
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
+    def sleep(self, seconds: float, signal: AbortSignal | None = None) -> None:
+        """Wait, until *signal* comes at most."""
 
 
 class SystemClock:
@@ -53,5 +55,8 @@ class SystemClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
         return time.monotonic()
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def sleep(self, seconds: float, signal: AbortSignal | None = None) -> None:
+        if signal is None:
+            time.sleep(seconds)
+        else:
+            signal.wait(seconds)

@@ -161,7 +161,8 @@ class Frame:
     """One thing that listeners of an agent may see as it happens.
 
     ``token`` is the writer's fencing token: a reader drops frames of a lower one than it has seen for
-    the message. ``n`` counts up within a message. ``event`` is the JSON that listeners get, in the shape
+    the message. ``n`` counts up within a message and token; a frame that holds several deltas merged into
+    one spans ``first`` to ``n``, so a gap in the numbers means lost frames. ``event`` is the JSON that listeners get, in the shape
     of a UI message chunk: ``{"type": "text-delta", "delta": "Hel"}``, ``{"type": "reset"}``,
     ``{"type": "done", "status": "completed"}``.
     """
@@ -172,6 +173,7 @@ class Frame:
     token: int
     n: int
     event: dict[str, Any]
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

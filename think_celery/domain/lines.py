@@ -26,7 +26,8 @@ def knock_head(rt: "Runtime", agent_id: str) -> None:
         rt.knock(knocks.for_submission(head))
 
 
-def _next(rt: "Runtime", tx: Tx, agent_id: str) -> None:
+def expect_next(rt: "Runtime", tx: Tx, agent_id: str) -> None:
+    """Let the agent's head be knocked after this transaction, by us at once and else by the tick."""
     submissions.expect_knock(tx, agent_id)
     tx.after_commit(lambda: knock_head(rt, agent_id))
 
@@ -40,16 +41,18 @@ def end(
     error_type: str | None = None,
     error: str | None = None,
     output: Any = None,
+    holding: bool = False,
 ) -> bool:
     """End a submission, and say whether this call did: the one way in which any of them ends.
 
     In the same transaction: the news for the workflow that waits for it. The next head is expected and,
-    after the commit, knocked.
+    after the commit, knocked; with *holding* that is left to :func:`free`, which follows.
     """
     if not submissions.end(tx, row.id, status, error_type=error_type, error=error):
         return False
     tell_workflow(rt, tx, row, status, error_type=error_type, error=error, output=output)
-    _next(rt, tx, row.agent_id)
+    if not holding:
+        expect_next(rt, tx, row.agent_id)
     logger.info(
         "submission %s is %s%s",
         row.id,
@@ -100,5 +103,5 @@ def free(rt: "Runtime", tx: Tx, lease: Lease) -> bool:
     """Give a line back, and say whether it was still the holder's. The next head is expected and knocked."""
     if not lines.free_line(tx, lease):
         return False
-    _next(rt, tx, lease.key)
+    expect_next(rt, tx, lease.key)
     return True

@@ -15,7 +15,7 @@ from sqlalchemy.sql import ColumnElement
 from think_celery.errors import LeaseLost
 from think_celery.states import WorkflowStatus
 from think_celery.store.database import Tx
-from think_celery.store.tables import lines, workflows
+from think_celery.store.tables import lines, processes, workflows
 
 TURNS = "turn"
 
@@ -112,10 +112,16 @@ def seize_line(tx: Tx, agent_id: str) -> None:
     )
 
 
-def lines_of(tx: Tx, process_id: str, limit: int = 500) -> list[str]:
-    """The agents whose lines a process holds."""
-    statement = select(lines.c.agent_id).where(lines.c.process_id == process_id).order_by(lines.c.agent_id)
-    return list(tx.execute(statement.limit(limit)).scalars())
+def orphaned(tx: Tx, limit: int) -> list[tuple[str, str]]:
+    """Lines that a dead process holds: the agents and the processes."""
+    statement = (
+        select(lines.c.agent_id, lines.c.process_id)
+        .join(processes, processes.c.id == lines.c.process_id)
+        .where(lines.c.kind == TURNS, processes.c.dead.is_(True))
+        .order_by(lines.c.agent_id)
+        .limit(limit)
+    )
+    return [(row.agent_id, row.process_id) for row in tx.execute(statement)]
 
 
 def seize_line_of(tx: Tx, agent_id: str, process_id: str) -> bool:

@@ -73,14 +73,10 @@ def remove_all(tx: Tx, agent_id: str) -> int:
     return tx.execute(delete(messages).where(messages.c.agent_id == agent_id)).rowcount
 
 
-def settle(tx: Tx, agent_id: str, message_id: str) -> None:
-    """Give an unfinished message, as it is stored, its place in the order."""
+def settle_all(tx: Tx, agent_id: str) -> None:
+    """Give an agent's unfinished messages, as they are stored, their place in the order."""
     tx.execute(
         update(messages)
-        .where(
-            messages.c.agent_id == agent_id,
-            messages.c.message_id == message_id,
-            messages.c.status == STREAMING,
-        )
+        .where(messages.c.agent_id == agent_id, messages.c.status == STREAMING)
         .values(position=_end_of(agent_id), status=DONE)
     )

@@ -10,7 +10,7 @@ from think_celery.ids import AgentRef
 from think_celery.states import SUBMISSION_MOVES, SubmissionStatus, is_terminal
 from think_celery.store.database import Tx
 from think_celery.store.moves import move
-from think_celery.store.tables import lines, submissions
+from think_celery.store.tables import agents, lines, submissions
 
 MISSED_AFTER = timedelta(seconds=2)
 """How long after its row a knock is given before the tick knocks again."""
@@ -29,8 +29,13 @@ _KNOCK = (
 )
 
 
-def insert(tx: Tx, agent: AgentRef, **values: Any) -> bool:
-    """Add a pending submission, and say whether it is new: an id or key that is taken changes nothing."""
+def insert(tx: Tx, agent: AgentRef, **values: Any) -> Row[Any] | None:
+    """Add a pending submission, and return it; ``None`` where its id or key is taken: nothing is changed.
+
+    It belongs to the agent's present epoch. No row of ``agents`` is made or locked, for a second caller
+    of a new agent would wait for the first one's transaction.
+    """
+    present = select(agents.c.epoch).where(agents.c.id == agent.id).scalar_subquery()
     statement = (
         tx.insert(submissions)
         .values(
@@ -38,13 +43,15 @@ def insert(tx: Tx, agent: AgentRef, **values: Any) -> bool:
             agent_class=agent.agent_class,
             agent_name=agent.name,
             status=SubmissionStatus.PENDING,
+            epoch=func.coalesce(present, 0),
             created_at=tx.now(),
             knock_at=tx.now(MISSED_AFTER),
             **values,
         )
         .on_conflict_do_nothing()
+        .returning(submissions)
     )
-    return tx.execute(statement).rowcount == 1
+    return tx.execute(statement).first()
 
 
 def get(tx: Tx, submission_id: str) -> Row[Any] | None:
@@ -191,7 +198,7 @@ def end_all(tx: Tx, agent_id: str, reason: str) -> list[Row[Any]]:
         .where(submissions.c.agent_id == agent_id, submissions.c.status.in_(UNFINISHED))
         .values(
             status=case((was_pending, SubmissionStatus.SKIPPED.value), else_=SubmissionStatus.ABORTED.value),
-            error=reason,
+            error=case((was_pending, reason), else_=None),
             completed_at=tx.now(),
             knock_at=None,
             messages=None,

@@ -1,0 +1,125 @@
+"""An assistant's message while it comes into being: parts made from a model's events, and their live form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from think_celery.messages import (
+    Part,
+    ReasoningPart,
+    StepStartPart,
+    TextPart,
+    ToolPart,
+    clean,
+)
+from think_celery.protocols import ModelEvent, ReasoningDelta, TextDelta, ToolCallComplete, ToolCallDelta
+
+Chunk = dict[str, Any]
+
+
+class Answer:
+    """The parts of one assistant message. An attempt at a model step is all or nothing: see :meth:`rewind`.
+
+    ``hidden`` is the name of the tool that carries a structured answer: its call is kept in ``final`` and
+    appears neither among the parts nor in what listeners see.
+    """
+
+    def __init__(self, parts: Sequence[Part] = (), hidden: str | None = None) -> None:
+        self.parts: list[Part] = list(parts)
+        self.hidden = hidden
+        self.final: ToolCallComplete | None = None
+        self.step_parts: list[Part] = []
+        self._calls: dict[int, ToolPart] = {}
+
+    @property
+    def steps(self) -> int:
+        """How many model steps have begun."""
+        return sum(isinstance(part, StepStartPart) for part in self.parts)
+
+    def begin_step(self, *, continues: bool = False) -> list[Chunk]:
+        """Begin a model step; one that *continues* an interrupted one belongs to the same step."""
+        self.step_parts, self._calls, self.final = [], {}, None
+        if continues:
+            return []
+        self.step_parts.append(StepStartPart())
+        return [{"type": "start-step"}]
+
+    def rewind(self) -> None:
+        """Forget what the present attempt has brought."""
+        self.step_parts, self._calls, self.final = [], {}, None
+
+    def end_step(self) -> list[ToolPart]:
+        """Make the step's parts the message's own, and return the calls to run."""
+        calls = []
+        for part in self.step_parts:
+            if isinstance(part, TextPart | ReasoningPart):
+                part.state = "done"
+            if isinstance(part, ToolPart):
+                part.state = "input-available"
+                calls.append(part)
+            self.parts.append(part)
+        self.step_parts, self._calls = [], {}
+        return calls
+
+    def so_far(self) -> list[Part]:
+        """The parts as they are stored while the step still streams: none of its calls is whole yet."""
+        return [*self.parts, *self.step_parts]
+
+    def feed(self, event: ModelEvent) -> list[Chunk]:
+        """Take one model event in, and return what listeners see of it."""
+        match event:
+            case TextDelta(text=text):
+                return self._grow(TextPart, "text", text)
+            case ReasoningDelta(text=text):
+                return self._grow(ReasoningPart, "reasoning", text)
+            case ToolCallDelta() | ToolCallComplete():
+                return self._call(event)
+            case _:
+                return []
+
+    def _grow(self, kind: type[TextPart] | type[ReasoningPart], name: str, text: str) -> list[Chunk]:
+        text = clean(text)
+        last = self.step_parts[-1] if self.step_parts else None
+        part_id = f"{name}-{len(self.parts) + len(self.step_parts) - (type(last) is kind)}"
+        chunks: list[Chunk] = []
+        if type(last) is not kind:
+            self.step_parts.append(kind(text="", state="streaming"))
+            last = self.step_parts[-1]
+            chunks.append({"type": f"{name}-start", "id": part_id})
+        assert isinstance(last, TextPart | ReasoningPart)
+        last.text += text
+        return [*chunks, {"type": f"{name}-delta", "id": part_id, "delta": text}]
+
+    def _call(self, event: ToolCallDelta | ToolCallComplete) -> list[Chunk]:
+        if event.name == self.hidden:
+            if isinstance(event, ToolCallComplete):
+                self.final = self.final or event
+            return []
+        part, chunks = self._calls.get(event.index), []
+        if part is None:
+            part = ToolPart(type=f"tool-{event.name}", tool_call_id=event.tool_call_id, state="input-streaming")
+            self._calls[event.index] = part
+            self.step_parts.append(part)
+            chunks.append({"type": "tool-input-start", "toolCallId": part.tool_call_id, "toolName": event.name})
+        if isinstance(event, ToolCallComplete):
+            part.input = event.arguments
+        elif event.arguments:
+            delta = {"inputTextDelta": clean(event.arguments)}
+            chunks.append({"type": "tool-input-delta", "toolCallId": part.tool_call_id, **delta})
+        return chunks
+
+
+def settled_chunk(part: ToolPart) -> Chunk:
+    """What listeners see of a tool's result."""
+    if part.state == "output-available":
+        return {"type": "tool-output-available", "toolCallId": part.tool_call_id, "output": part.output}
+    return {"type": "tool-output-error", "toolCallId": part.tool_call_id, "errorText": part.error_text}
+
+
+def input_chunk(part: ToolPart) -> Chunk:
+    """What listeners see of a call whose arguments are whole."""
+    return {
+        "type": "tool-input-available",
+        "toolCallId": part.tool_call_id,
+        "toolName": part.tool_name,
+        "input": part.input,
+    }

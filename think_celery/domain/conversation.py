@@ -1,0 +1,125 @@
+"""An agent's transcript: read it, repair it for a model, reset it."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from think_celery.domain import lines
+from think_celery.ids import AgentRef
+from think_celery.messages import Part, ReasoningPart, TextPart, ToolPart, UIMessage, dump_parts, load_parts
+from think_celery.states import SubmissionStatus
+from think_celery.store import agents, submissions
+from think_celery.store import lines as line_rows
+from think_celery.store import messages as message_rows
+from think_celery.store.database import Tx
+from think_celery.store.tables import UNPLACED
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.conversation")
+
+SKIPPED_BY_RESET = "Submission was skipped by turn reset."
+INTERRUPTED = "The tool call was interrupted before it ran; no result was recorded."
+UNKNOWN_OUTCOME = (
+    "The tool was started and then interrupted before a result was recorded. Its outcome is unknown: it may "
+    "or may not have taken effect."
+)
+
+
+def as_row(message: UIMessage) -> dict[str, Any]:
+    """A message as the values of its row."""
+    return {
+        "message_id": message.id,
+        "role": message.role,
+        "parts": dump_parts(message.parts),
+        "metadata": message.metadata,
+        "created_at": message.created_at,
+    }
+
+
+def from_row(row: Any) -> UIMessage:
+    """A row as a message."""
+    return UIMessage(
+        id=row.message_id,
+        role=row.role,
+        parts=load_parts(row.parts),
+        metadata=row.metadata,
+        created_at=row.created_at,
+    )
+
+
+def history(rt: "Runtime", agent: AgentRef, *, finished_only: bool = False) -> list[UIMessage]:
+    """The agent's messages in order, read afresh. The message of a turn in progress stands last."""
+    rows = rt.db.look(lambda tx: message_rows.of(tx, agent.id))
+    return [from_row(row) for row in rows if not (finished_only and row.position == UNPLACED)]
+
+
+def get_message(rt: "Runtime", agent: AgentRef, message_id: str) -> UIMessage | None:
+    """One message, or ``None``."""
+    row = rt.db.look(lambda tx: message_rows.get(tx, agent.id, message_id))
+    return None if row is None else from_row(row)
+
+
+def repaired(messages: Iterable[UIMessage]) -> list[UIMessage]:
+    """The messages as a provider accepts them: each tool call is whole and has exactly one result.
+
+    A half-written call is left out, a call without result gets an error as its result, and an assistant's
+    message that says nothing is left out. The stored messages are not changed.
+    """
+    fit: list[UIMessage] = []
+    for message in messages:
+        if message.role != "assistant":
+            fit.append(message)
+            continue
+        parts = [_settled(part) for part in message.parts if not _half_written(part)]
+        if says_something(parts):
+            fit.append(message.model_copy(update={"parts": parts}))
+    return fit
+
+
+def _half_written(part: Part) -> bool:
+    return isinstance(part, ToolPart) and part.state == "input-streaming"
+
+
+def _settled(part: Part) -> Part:
+    if not isinstance(part, ToolPart) or part.settled:
+        return part
+    text = UNKNOWN_OUTCOME if part.started else INTERRUPTED
+    return part.model_copy(update={"state": "output-error", "error_text": text})
+
+
+def says_something(parts: Sequence[Part]) -> bool:
+    """Whether there is anything in these parts but markers of steps."""
+    return any(
+        isinstance(part, ToolPart) or (isinstance(part, TextPart | ReasoningPart) and bool(part.text))
+        or part.type not in ("step-start", "text", "reasoning")
+        for part in parts
+    )
+
+
+def reset(rt: "Runtime", agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
+    """Forget the conversation: end its unfinished turns, delete its messages, free its line.
+
+    One transaction. Pending turns are skipped, a running one is aborted and its worker can write nothing
+    more. What was accepted before and commits later is skipped when its turn comes. Returns how many
+    turns were ended.
+    """
+
+    def work(tx: Tx) -> int:
+        agents.make(tx, agent)
+        agents.lock(tx, agent.id)
+        line_rows.make_line(tx, agent.id)
+        line_rows.lock_line(tx, agent.id)
+        line_rows.seize_line(tx, agent.id)
+        agents.next_epoch(tx, agent.id)
+        ended = submissions.end_all(tx, agent.id, reason)
+        for row in ended:
+            lines.tell_workflow(rt, tx, row, SubmissionStatus(row.status), error=row.error)
+        message_rows.remove_all(tx, agent.id)
+        lines.expect_next(rt, tx, agent.id)
+        return len(ended)
+
+    ended = rt.db.transact(work)
+    logger.info("the conversation of %s was reset; %d unfinished turns ended", agent, ended)
+    return ended
