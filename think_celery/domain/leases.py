@@ -100,7 +100,7 @@ class Monitor:
     @property
     def lease(self) -> timedelta:
         """How long the process lives without a renewal."""
-        return self.rt.settings.lease
+        return timedelta(seconds=self.rt.settings.lease_seconds)
 
     def process_id(self) -> str:
         """The id of this process's row, which is made at the first use and after a death."""

@@ -152,7 +152,7 @@ def let_go(rt: "Runtime", lease: Lease) -> None:
         head = submissions.head(tx, lease.key)
         row = submissions.lock(tx, head.id) if head is not None and head.status == SubmissionStatus.RUNNING else None
         if row is not None:
-            error = TurnTimeout(rt.settings.turn_timeout.total_seconds())
+            error = TurnTimeout(rt.settings.turn_timeout_seconds)
             lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type="TurnTimeout", error=str(error))
         message_rows.settle_all(tx, lease.key)
         lines.expect_next(rt, tx, lease.key)

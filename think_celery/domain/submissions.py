@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import IntegrityError
@@ -271,7 +271,7 @@ def _claim(
         return _end_in_error(rt, tx, row, TooManyAttempts(f"Submission {row.id!r}", row.attempts))
     if row.applied_at is None and not _apply(tx, agent, row):
         return _end_in_error(rt, tx, row, NothingToAnswer())
-    lease = line_rows.take_line(tx, agent.id, process_id, rt.settings.turn_timeout)
+    lease = line_rows.take_line(tx, agent.id, process_id, timedelta(seconds=rt.settings.turn_timeout_seconds))
     if lease is None or not submissions.begin(tx, submission_id, message_id):
         raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
     return Claim(

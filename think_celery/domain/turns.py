@@ -70,7 +70,7 @@ class _PutBack(Exception):
 
 def run(rt: "Runtime", claim: Claim) -> Outcome:
     """Run a claimed turn to its end, and say how it went."""
-    seconds = rt.settings.turn_timeout.total_seconds()
+    seconds = rt.settings.turn_timeout_seconds
     with rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds) as hold:
         turn = Turn(rt, claim, hold)
         try:
@@ -190,9 +190,9 @@ class Turn:
             tools=offered,
             tool_choice=choice,
             timeouts=ModelTimeouts(
-                connect=settings.connect_timeout.total_seconds(),
-                first_token=settings.first_token_timeout.total_seconds(),
-                token_gap=settings.token_gap_timeout.total_seconds(),
+                connect=settings.connect_timeout_seconds,
+                first_token=settings.first_token_timeout_seconds,
+                token_gap=settings.token_gap_timeout_seconds,
             ),
         )
 
@@ -363,7 +363,7 @@ class Turn:
             return self._give_up()
         if self.hold.overdue:
             return self._finish(
-                SubmissionStatus.ERROR, error=TurnTimeout(self.rt.settings.turn_timeout.total_seconds())
+                SubmissionStatus.ERROR, error=TurnTimeout(self.rt.settings.turn_timeout_seconds)
             )
         if self.rt.stopping.signal.aborted:
             return self._put_back(_PutBack())

@@ -1,0 +1,358 @@
+"""``Think``: the class that users subclass to make an agent."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Self
+
+from think_celery import providers
+from think_celery.domain import conversation, live, submissions, workflows
+from think_celery.domain.live import LiveEvent
+from think_celery.errors import AsyncNotSupported
+from think_celery.ids import AgentRef
+from think_celery.messages import Messages, UIMessage
+from think_celery.protocols import Model
+from think_celery.runtime import Runtime, agent_classes, current
+from think_celery.states import SubmissionStatus
+from think_celery.tools import Tool, as_tools, tools_of
+
+HOOKS = ("get_model", "get_system_prompt", "get_tools")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """One accepted turn, as it stood when it was read.
+
+    ``accepted`` is False where an earlier call had stored it; ``same_payload`` tells whether that one had
+    the same messages. ``message_id`` is the answer's. ``error`` is the reason of one that was cancelled, too.
+    """
+
+    submission_id: str
+    agent: AgentRef
+    status: SubmissionStatus
+    accepted: bool
+    same_payload: bool
+    idempotency_key: str | None
+    metadata: dict[str, Any] | None
+    fingerprint: str
+    message_id: str | None
+    error_type: str | None
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    _rt: Runtime = field(repr=False, compare=False)
+
+    @property
+    def request_id(self) -> str:
+        """The same as ``submission_id``."""
+        return self.submission_id
+
+    def message(self) -> UIMessage | None:
+        """The answer, read afresh: ``None`` as long as nothing of it is stored."""
+        row = submissions.require(self._rt, self.submission_id)
+        if row.message_id is None:
+            return None
+        return conversation.get_message(self._rt, self.agent, row.message_id)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A receipt in JSON values and JavaScript spelling; what is not set is left out."""
+        receipt = {
+            "submissionId": self.submission_id,
+            "requestId": self.request_id,
+            "status": str(self.status),
+            "accepted": self.accepted,
+            "idempotencyKey": self.idempotency_key,
+            "metadata": self.metadata,
+            "messageId": self.message_id,
+            "errorType": self.error_type,
+            "error": self.error,
+            "createdAt": _milliseconds(self.created_at),
+            "startedAt": _milliseconds(self.started_at),
+            "completedAt": _milliseconds(self.completed_at),
+        }
+        return {name: value for name, value in receipt.items() if value is not None}
+
+
+def _milliseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)
+
+
+def _as_submission(rt: Runtime, row: Any, *, accepted: bool = False, same_payload: bool = True) -> Submission:
+    return Submission(
+        submission_id=row.id,
+        agent=AgentRef(row.agent_class, row.agent_name),
+        status=SubmissionStatus(row.status),
+        accepted=accepted,
+        same_payload=same_payload,
+        idempotency_key=row.idempotency_key,
+        metadata=row.metadata,
+        fingerprint=row.fingerprint,
+        message_id=row.message_id,
+        error_type=row.error_type,
+        error=row.error,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        completed_at=row.completed_at,
+        _rt=rt,
+    )
+
+
+class Think:
+    """An agent: subclass it, and name one with ``TriageAgent("issue-42")``.
+
+    Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they
+    are called; only turns run in a worker. What is set on the object lives as long as the object.
+    """
+
+    model: ClassVar[str | Model | None] = None
+    system_prompt: ClassVar[str | None] = None
+    max_steps: int = 10
+    queue: ClassVar[str | None] = None
+    agent_class: ClassVar[str] = "Think"
+
+    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        """Register the class under its own name, or under *name*: the one that rows and Flower carry."""
+        super().__init_subclass__(**kwargs)
+        for hook in HOOKS:
+            if inspect.iscoroutinefunction(getattr(cls, hook)):
+                raise AsyncNotSupported(f"{cls.__name__}.{hook}")
+        cls.agent_class = name or cls.__name__
+        agent_classes.add(cls.agent_class, cls)
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+            raise ValueError(
+                f"The agent name {str(name)[:60]!r} can't be used: a name is 1 to 200 printable characters, "
+                "such as 'issue-42'."
+            )
+        self.name = name
+        self._runtime: Runtime | None = None
+
+    @classmethod
+    def bound_to(cls, rt: Runtime, name: str) -> Self:
+        """The agent of that name, working with this runtime instead of the process's own."""
+        agent = cls(name)
+        agent._runtime = rt
+        return agent
+
+    @property
+    def runtime(self) -> Runtime:
+        """What the agent works with.
+
+        Raises:
+            NotConfigured: The process has no runtime yet.
+        """
+        return self._runtime or current()
+
+    @property
+    def ref(self) -> AgentRef:
+        """The agent's class and name as rows carry them."""
+        return AgentRef(self.agent_class, self.name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    # --- what a turn asks of you ------------------------------------------------------------------
+
+    def get_model(self) -> str | Model | None:
+        """The model of the next turn: an object, or a name such as ``openai/gpt-5-mini``.
+
+        ``None`` falls back to the setting ``think_model``.
+        """
+        return self.model
+
+    def get_system_prompt(self) -> str | None:
+        """The system prompt of the next turn."""
+        return self.system_prompt
+
+    def get_tools(self) -> Sequence[Any]:
+        """Further tools: functions, decorated or not, or ``Tool`` objects. ``@tool`` methods need no mention."""
+        return ()
+
+    def all_tools(self) -> Sequence[Tool]:
+        """Every tool that the model is offered: the ``@tool`` methods, then those of :meth:`get_tools`."""
+        return as_tools([*tools_of(self), *self.get_tools()])
+
+    def model_for_turn(self, rt: Runtime) -> Model:
+        """The model object that the next turn asks.
+
+        Raises:
+            NoModel: None was named, or its name can't be resolved.
+        """
+        settings = rt.settings
+        return providers.resolve(
+            self.get_model() or settings.model,
+            openai_api_key=settings.openai_api_key,
+            openai_base_url=settings.openai_base_url,
+        )
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    def submit_messages(
+        self,
+        messages: Messages,
+        *,
+        idempotency_key: str | None = None,
+        submission_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> Submission:
+        """Accept *messages* as one turn to run later, and return at once.
+
+        When this returns, they are stored and a crash loses nothing (inside a joined transaction: once that
+        commits). The turn runs in a worker, after all that was accepted before it. Called again with the
+        same *idempotency_key*, it returns the first submission with ``accepted=False``.
+
+        Args:
+            messages: A text, a ``UIMessage`` or a dict, or a list of them. They join the conversation when
+                their turn starts.
+            idempotency_key: Your own name for this job, such as a webhook's event id. Keys are per agent:
+                a repeat must come to an agent of the same name, so let the name come from the event, too.
+            submission_id: An id of your own, 1 to 200 printable ASCII characters, unique over all agents.
+            metadata: JSON of yours, kept with the submission and never sent to the model.
+
+        Raises:
+            EmptySubmission: There is no message, or a blank one.
+            InvalidMessage: Something is no message.
+            SubmissionConflict: *submission_id* and *idempotency_key* refer to different submissions.
+            PayloadTooLarge: Messages or metadata exceed ``think_max_payload``.
+        """
+        rt = self.runtime
+        row, accepted, same = submissions.submit(
+            rt,
+            self.ref,
+            messages,
+            idempotency_key=idempotency_key,
+            submission_id=submission_id,
+            metadata=metadata,
+            queue=self.queue or rt.settings.queue,
+        )
+        return _as_submission(rt, row, accepted=accepted, same_payload=same)
+
+    def inspect_submission(self, submission_id: str) -> Submission | None:
+        """The submission as it stands now; ``None`` if this agent has none of that id."""
+        row = submissions.get(self.runtime, submission_id)
+        return _as_submission(self.runtime, row) if row is not None and row.agent_id == self.ref.id else None
+
+    def get_submission_by_key(self, idempotency_key: str) -> Submission | None:
+        """The submission that was accepted with that key, or ``None``."""
+        row = submissions.get_by_key(self.runtime, self.ref, idempotency_key)
+        return None if row is None else _as_submission(self.runtime, row)
+
+    def list_submissions(
+        self, *, status: str | Sequence[str] | None = None, limit: int = 100
+    ) -> list[Submission]:
+        """This agent's submissions, newest first.
+
+        Raises:
+            ValueError: A status is none, or *limit* is not between 1 and 1000.
+        """
+        rows = submissions.find(self.runtime, self.ref, status=status, limit=limit)
+        return [_as_submission(self.runtime, row) for row in rows]
+
+    def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
+        """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is.
+
+        Works from any process. The worker of a running one stops within a second; its partial text is kept.
+        """
+        if self.inspect_submission(submission_id) is None:
+            return False
+        return submissions.cancel_by_id(self.runtime, submission_id, reason)
+
+    def delete_submission(self, submission_id: str) -> bool:
+        """Delete an ended submission, and say whether there was one. The transcript keeps its messages."""
+        if self.inspect_submission(submission_id) is None:
+            return False
+        return submissions.delete(self.runtime, submission_id)
+
+    def delete_submissions(
+        self, *, status: str | Sequence[str] | None = None, completed_before: datetime | None = None
+    ) -> int:
+        """Delete every ended submission of this agent that matches, and say how many."""
+        return submissions.delete_all(
+            self.runtime, self.ref, status=status, completed_before=completed_before
+        )
+
+    # --- the conversation -------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> list[UIMessage]:
+        """The conversation, read afresh. The message of a turn in progress stands last."""
+        return conversation.history(self.runtime, self.ref)
+
+    def get_message(self, message_id: str) -> UIMessage | None:
+        """One message of the conversation, or ``None``."""
+        return conversation.get_message(self.runtime, self.ref, message_id)
+
+    def listen(self, submission_id: str | None = None) -> Iterator[LiveEvent]:
+        """Follow what happens here as it happens: with *submission_id* until that turn has ended.
+
+        Raises:
+            SubmissionNotFound: There is no such submission.
+            InsideTransaction: Called inside a joined transaction.
+        """
+        return live.listen(self.runtime, self.ref, submission_id)
+
+    # --- workflows --------------------------------------------------------------------------------
+
+    def run_workflow(
+        self,
+        workflow: Any,
+        params: Any = None,
+        *,
+        workflow_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        on_conflict: str = "return",
+    ) -> str:
+        """Start a workflow with this agent as its ``self.agent``, and return its id at once.
+
+        When this returns, the run is stored. The same *workflow_id* again gives the same run back.
+
+        Args:
+            workflow: The workflow class, or its registered name.
+            params: What ``event.payload`` will be: of the class's params type, or a dict.
+            workflow_id: An id of your own; without one each call starts a new run.
+            metadata: JSON of yours, kept with the run.
+            on_conflict: ``"return"`` the run of that id where there is one, or ``"raise"``.
+
+        Raises:
+            UnknownClass: No workflow of that name is registered.
+            WorkflowExists: *workflow_id* is taken, and *on_conflict* is ``"raise"``.
+            InvalidValue: *params* does not fit the workflow's params type, or can't be stored.
+        """
+        return workflows.start(
+            self.runtime,
+            self.ref,
+            workflow,
+            params,
+            workflow_id=workflow_id,
+            metadata=metadata,
+            on_conflict=on_conflict,
+        )
+
+    def send_workflow_event(
+        self,
+        workflow: Any,
+        workflow_id: str,
+        *,
+        type: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        """Send an event to a workflow; one that comes before its wait, or before its run, is kept.
+
+        Args:
+            workflow: The workflow class, or its registered name.
+            workflow_id: The run's id.
+            type: What ``wait_for_event(type=…)`` asks for.
+            payload: Any value that a step could return.
+            idempotency_key: The same key twice is one event.
+        """
+        workflows.send_event(
+            self.runtime,
+            workflows.reference(workflow, workflow_id),
+            type=type,
+            payload=payload,
+            idempotency_key=idempotency_key,
+        )
