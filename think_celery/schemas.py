@@ -1,16 +1,17 @@
-"""JSON Schema for what a model may write: tool arguments and final answers."""
+"""What a model may write, as JSON Schema, and what it wrote, as the type that was asked for."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+import json
+from typing import Any, get_origin, is_typeddict
 
-import jsonschema
-from pydantic import ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+import typing_extensions
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
 
-JsonSchema = Mapping[str, Any]
-
-DECIMAL_FORMAT = "decimal"
+from think_celery.errors import UnsupportedSchema
+from think_celery.jsontext import DECIMAL, JsonSchema, path_text, read_json, schema_problems
 
 
 class PlainJsonSchema(GenerateJsonSchema):
@@ -18,29 +19,85 @@ class PlainJsonSchema(GenerateJsonSchema):
 
     A ``Decimal`` is a number or a string, without the look-around pattern that some versions of pydantic
     write: engines refuse it, and it does not match scientific notation. Titles made up from field names
-    are left out, for they tell a model nothing new.
+    are left out, for they tell a model nothing new. A union of which JSON Schema can't express an
+    alternative is refused; pydantic would leave the alternative out.
     """
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
         number: JsonSchemaValue = {"type": "number"}
-        self.update_with_validations(number, schema, self.ValidationsMapping.numeric)
-        return {"anyOf": [number, {"type": "string", "format": DECIMAL_FORMAT}]}
+        bounds = {key: _as_json_number(schema[key]) for key in _BOUNDS if key in schema}  # type: ignore[literal-required]
+        self.update_with_validations(number, bounds, self.ValidationsMapping.numeric)
+        return {"anyOf": [number, dict(DECIMAL)]}
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
 
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        if kind == "skipped-choice":
+            raise PydanticInvalidForJsonSchema(detail)
 
-def schema_problems(schema: JsonSchema, value: Any) -> list[str]:
-    """What of *value* does not fit *schema*, each with its path; nothing when it fits."""
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(value)
-    return [f"{_path(error.absolute_path)}: {error.message}" for error in errors]
+
+_BOUNDS = ("multiple_of", "le", "ge", "lt", "gt")
+
+
+def output_schema(output: Any) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a pydantic model, dataclass or TypedDict that a model shall fill in.
+
+    Raises:
+        UnsupportedSchema: It is another type, its answers would be no object, or JSON Schema can't express
+            a part of it.
+    """
+    name = getattr(output, "__name__", None) or repr(output)
+    if not _is_record(output):
+        raise UnsupportedSchema(name, "it is no pydantic model, dataclass or TypedDict")
+    try:
+        schema = TypeAdapter(output).json_schema(schema_generator=PlainJsonSchema)
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        raise UnsupportedSchema(name, f"JSON Schema can't express it ({error.message})") from error
+    definitions = schema.get("$defs", {})
+    top = definitions.get(schema["$ref"].rpartition("/")[2], {}) if "$ref" in schema else schema
+    if top.get("type") != "object":
+        raise UnsupportedSchema(name, "its answers would be no JSON object")
+    return {**top, **({"$defs": definitions} if definitions else {})}
+
+
+def check_answer(schema: JsonSchema, arguments_text: str | None) -> tuple[Any, list[str]]:
+    """Read a model's final answer, and say what of it does not fit *schema*.
+
+    The value is plain JSON, to be stored and given to :func:`validate_output` later. A number for a decimal
+    has become a string of the same digits. With problems, each of which names its path, the value is what
+    could be read.
+    """
+    if arguments_text is None or not arguments_text.strip():
+        return {}, schema_problems(schema, {})
+    try:
+        value = read_json(arguments_text, schema)
+    except ValueError as error:
+        return None, [f"{path_text(())}: it is not valid JSON: {error}"]
+    return value, schema_problems(schema, value)
+
+
+def validate_output(output: Any, value: Any) -> Any:
+    """An answer that :func:`check_answer` returned, as an instance of *output*.
+
+    Raises:
+        pydantic.ValidationError: It does not fit; :func:`validation_problems` names the paths.
+    """
+    return TypeAdapter(output).validate_json(json.dumps(value))
 
 
 def validation_problems(error: ValidationError) -> list[str]:
     """What pydantic found, each with its path."""
-    return [f"{_path(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)]
+    return [f"{path_text(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
-def _path(loc: Sequence[int | str]) -> str:
-    text = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in loc)
-    return text.removeprefix(".")
+def _is_record(output: Any) -> bool:
+    plain = get_origin(output) or output
+    if not isinstance(plain, type):
+        return False
+    record = issubclass(plain, BaseModel) or dataclasses.is_dataclass(plain)
+    return record or is_typeddict(plain) or typing_extensions.is_typeddict(plain)
+
+
+def _as_json_number(bound: Any) -> int | float:
+    return int(bound) if bound == int(bound) else float(bound)

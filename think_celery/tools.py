@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import AsyncNotSupported, InvalidTool, InvalidToolArguments, InvalidToolResult
+from think_celery.jsontext import JsonSchema, read_json, schema_problems, unfit_schema
 from think_celery.messages import clean, json_value
-from think_celery.schemas import schema_problems, validation_problems
+from think_celery.schemas import validation_problems
 from think_celery.signals import AbortSignal
 from think_celery.signatures import Signature, read_signature
 
@@ -69,6 +70,10 @@ class Tool:
 
     def __post_init__(self) -> None:
         _check_function(self.function, self.name)
+        if self.signature is None:
+            problem = unfit_schema(self.parameters)
+            if problem:
+                raise InvalidTool(self.name, problem, 'Pass a JSON Schema with "type": "object".')
 
     @property
     def takes_context(self) -> bool:
@@ -89,8 +94,8 @@ class Tool:
             if problems:
                 raise InvalidToolArguments(self.name, problems)
             return given
-        try:
-            checked = self.signature.arguments.model_validate(given)
+        try:  # as JSON, for strict types take a text for a date only there
+            checked = self.signature.arguments.model_validate_json(json.dumps(json_value(given)))
         except ValidationError as error:
             raise InvalidToolArguments(self.name, validation_problems(error)) from None
         return {
@@ -218,23 +223,27 @@ def as_tools(given: "Iterable[Callable[..., Any] | Tool]") -> list[Tool]:
     return _unique([as_tool(item) for item in given])
 
 
-def parse_arguments(given: "str | Mapping[str, Any] | None") -> dict[str, Any]:
+def parse_arguments(
+    given: "str | Mapping[str, Any] | None", parameters: JsonSchema | None = None
+) -> dict[str, Any]:
     """The arguments of a call as a model wrote them: JSON text, empty text for none, or an object already.
+
+    Strings come back clean. With the tool's *parameters*, a number for a decimal becomes a string of the
+    same digits, so that none is lost.
 
     Raises:
         InvalidToolArguments: The text is no JSON, or not an object. Its text is meant for the model.
     """
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
-    if isinstance(given, str):
-        try:
-            given = json.loads(given, parse_constant=_no_constant)
-        except (ValueError, RecursionError) as error:
-            raise InvalidToolArguments(None, [f"they are not valid JSON ({error})"]) from None
-    if not isinstance(given, Mapping):
-        raise InvalidToolArguments(None, [f"they must be a JSON object, not {_json_kind(given)}"])
-    cleaned: dict[str, Any] = clean(given)
-    return cleaned
+    value: Any = given
+    try:
+        value = read_json(given, parameters) if isinstance(given, str) else clean(given)
+    except ValueError as error:
+        raise InvalidToolArguments(None, [f"they are not valid JSON: {error}"]) from None
+    if not isinstance(value, dict):
+        raise InvalidToolArguments(None, [f"they must be a JSON object, not {_json_kind(value)}"])
+    return value
 
 
 def dump_result(value: Any) -> Any:
@@ -304,11 +313,6 @@ def _unique(tools: list[Tool]) -> list[Tool]:
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def _no_constant(word: str) -> Any:
-    raise ValueError(f"{word} is not in JSON")
-
-
 def _json_kind(value: Any) -> str:
-    if isinstance(value, list):
-        return "an array"
-    return "null" if value is None else f"a {'string' if isinstance(value, str) else type(value).__name__}"
+    kinds = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
