@@ -264,6 +264,7 @@ live = Table(
     Column("submission_id", Id, nullable=False),
     Column("message_id", Id, nullable=False),
     Column("token", BigInteger, nullable=False),
+    Column("first", Integer, nullable=False),
     Column("n", Integer, nullable=False),
     Column("event", JsonText, nullable=False),
     Column("written_at", UtcDateTime, nullable=False),

@@ -1,0 +1,203 @@
+"""Writes to the live log without ever making a turn wait.
+
+Frames are handed to one thread of the process, which gathers them for a moment, merges deltas that follow
+each other, and appends the rest in one go. A merged frame spans the numbers ``first`` to ``n``; every frame
+that is written has both. So within one message and token the numbers are without a gap, and a reader that
+meets one (``first`` is not its last ``n`` + 1) knows that frames were dropped, and takes a snapshot.
+
+Frames are dropped while the log is slow or down: an append that fails or takes longer than its limit stops
+the writing for some seconds. They are dropped too when more are waiting than fit into the queue.
+"""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from weakref import WeakSet
+
+from think_celery.clock import Clock, SystemClock
+from think_celery.protocols import EventLog, Frame
+
+logger = logging.getLogger("think_celery.events")
+
+DELTAS = {"text-delta": "delta", "reasoning-delta": "delta", "tool-input-delta": "inputTextDelta"}
+"""Events that may be merged, each with the field that holds its text."""
+
+
+class LiveWriter:
+    """The one way of a process to its live log. Thread-safe; after a fork the child begins empty."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        *,
+        synchronous: bool = False,
+        gather_seconds: float = 0.04,
+        limit_seconds: float = 0.25,
+        rest_seconds: float = 5.0,
+        capacity: int = 10_000,
+        clock: Clock | None = None,
+    ) -> None:
+        """With *synchronous*, each frame is appended at once, in the caller.
+
+        *limit_seconds* is how long an append may take, *rest_seconds* how long nothing is written after
+        one that failed or took longer, *capacity* how many frames may wait.
+        """
+        self._log, self._synchronous = log, synchronous
+        self._gather, self._limit, self._rest, self._capacity = (
+            gather_seconds,
+            limit_seconds,
+            rest_seconds,
+            capacity,
+        )
+        self._clock: Clock = clock or SystemClock()
+        self._rests_until: float | None = None
+        self._begin_empty()
+        _writers.add(self)
+
+    def _begin_empty(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[Frame] = deque()
+        self._thread: threading.Thread | None = None
+        self._busy, self._hurry, self._closed = False, False, False
+
+    def put(self, frame: Frame) -> None:
+        """Let listeners see this. Never waits and never raises; the frame may be dropped."""
+        if self._synchronous:
+            self._append([frame])
+            return
+        with self._changed:
+            if self._closed or self._resting() or len(self._queue) >= self._capacity:
+                return
+            self._queue.append(frame)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="think-live", daemon=True)
+                self._thread.start()
+            elif not self._busy:
+                self._changed.notify_all()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait up to *timeout* seconds until what was put is written or dropped, and say whether it is."""
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout)
+
+    def close(self, timeout: float = 1.0) -> bool:
+        """Flush, end the thread, and drop what is put afterwards."""
+        flushed = self.flush(timeout)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        return flushed
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                frames = list(self._queue)
+                self._queue.clear()
+                self._busy, self._hurry = True, False
+            began = self._clock.elapsed()
+            self._append(frames)
+            with self._changed:
+                # The first frame after a pause is written at once; those that follow it are gathered.
+                left = self._gather - (self._clock.elapsed() - began)
+                self._changed.wait_for(lambda: self._hurry or self._closed, left)
+
+    def _append(self, frames: Sequence[Frame]) -> None:
+        if self._resting():
+            return
+        began = self._clock.elapsed()
+        try:
+            self._log.append(merged(frames))
+        except Exception:
+            self._stop_for_a_while("the live log can't be written", exc_info=True)
+            return
+        took = self._clock.elapsed() - began
+        if took > self._limit:
+            self._stop_for_a_while(f"the live log took {took:.1f} s for one write")
+        elif self._rests_until is not None:
+            self._rests_until = None
+            logger.info("the live log is written again")
+
+    def _resting(self) -> bool:
+        return self._rests_until is not None and self._clock.elapsed() < self._rests_until
+
+    def _stop_for_a_while(self, problem: str, *, exc_info: bool = False) -> None:
+        known = self._rests_until is not None
+        self._rests_until = self._clock.elapsed() + self._rest
+        if not known:
+            logger.warning(
+                "%s; listeners get nothing for %g s, then from the database",
+                problem,
+                self._rest,
+                exc_info=exc_info,
+            )
+
+
+class _Run:
+    """Deltas that become one frame."""
+
+    def __init__(self, frame: Frame, field: str) -> None:
+        self.frame, self.field = frame, field
+        self.n, self.texts = frame.n, [frame.event[field]]
+        self._same = {name: value for name, value in frame.event.items() if name != field}
+
+    def takes(self, frame: Frame) -> bool:
+        """Add the frame if it goes on where this one ends, and say whether it does."""
+        mine, event = self.frame, frame.event
+        if (frame.first or frame.n) != self.n + 1 or len(event) != len(self._same) + 1:
+            return False
+        if (mine.message_id, mine.token, mine.submission_id) != (
+            frame.message_id,
+            frame.token,
+            frame.submission_id,
+        ):
+            return False
+        text = event.get(self.field)
+        if not isinstance(text, str) or any(event.get(name) != value for name, value in self._same.items()):
+            return False
+        self.n = frame.n
+        self.texts.append(text)
+        return True
+
+    def as_frame(self) -> Frame:
+        event = {**self.frame.event, self.field: "".join(self.texts)}
+        return replace(self.frame, first=self.frame.first or self.frame.n, n=self.n, event=event)
+
+
+def merged(frames: Iterable[Frame]) -> list[Frame]:
+    """The same frames with deltas that follow each other within one agent made one, and ``first`` set."""
+    result: list[Frame | _Run] = []
+    open_runs: dict[str, _Run] = {}  # the run that an agent's next frame may join
+    for frame in frames:
+        run = open_runs.get(frame.agent_id)
+        if run is not None and run.takes(frame):
+            continue
+        field = DELTAS.get(str(frame.event.get("type")))
+        if field is not None and isinstance(frame.event.get(field), str):
+            run = open_runs[frame.agent_id] = _Run(frame, field)
+            result.append(run)
+        else:
+            open_runs.pop(frame.agent_id, None)
+            result.append(frame if frame.first else replace(frame, first=frame.n))
+    return [entry.as_frame() if isinstance(entry, _Run) else entry for entry in result]
+
+
+_writers: WeakSet[LiveWriter] = WeakSet()
+
+
+def _begin_all_empty() -> None:
+    for writer in list(_writers):
+        writer._begin_empty()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_all_empty)
