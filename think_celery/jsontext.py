@@ -14,7 +14,6 @@ from typing import Any
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend
-from referencing import Registry
 
 from think_celery.messages import clean
 
@@ -69,7 +68,23 @@ def unfit_schema(schema: JsonSchema) -> str | None:
         _Validator.check_schema(schema)
     except SchemaError as error:
         return f"its parameters are no JSON Schema ({error.message[:300]})"
-    return None if schema.get("type") == "object" else "its parameters are no JSON Schema of an object"
+    if schema.get("type") != "object":
+        return "its parameters are no JSON Schema of an object"
+    foreign = next((ref for ref in _references(schema) if not ref.startswith("#")), None)
+    if foreign is not None:  # jsonschema would fetch it from the network
+        return f"its parameters refer to {foreign!r}, and only references into themselves (#/…) are followed"
+    return None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for each in schema.values():
+            yield from _references(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
 
 
 def path_text(path: Iterable[int | str]) -> str:
@@ -208,8 +223,7 @@ def _pattern(_: Any, pattern: str, value: Any, __: JsonSchema) -> Iterator[Valid
 
 _rules = {"multipleOf": _multiple_of, "pattern": _pattern}
 _Validator: Any = extend(Draft202012Validator, _rules)  # type: ignore[no-untyped-call,unused-ignore]
-_no_registry: Any = Registry()  # without one, jsonschema would fetch references from the network
 
 
 def _validator(schema: Any) -> Any:
-    return _Validator(schema, format_checker=_formats, registry=_no_registry)
+    return _Validator(schema, format_checker=_formats)

@@ -2,9 +2,8 @@
 
 import dataclasses
 import json
-from typing import Any, get_origin, is_typeddict
+from typing import Any, get_origin
 
-import typing_extensions
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
@@ -95,8 +94,8 @@ def _is_record(output: Any) -> bool:
     plain = get_origin(output) or output
     if not isinstance(plain, type):
         return False
-    record = issubclass(plain, BaseModel) or dataclasses.is_dataclass(plain)
-    return record or is_typeddict(plain) or typing_extensions.is_typeddict(plain)
+    typed_dict = issubclass(plain, dict) and hasattr(plain, "__total__")  # of typing or typing_extensions
+    return issubclass(plain, BaseModel) or dataclasses.is_dataclass(plain) or typed_dict
 
 
 def _as_json_number(bound: Any) -> int | float:
