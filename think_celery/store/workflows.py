@@ -1,0 +1,334 @@
+"""Rows of workflow runs: their status, lease and inbox count.
+
+Two rules keep events from being lost. Storing an event always updates the workflow's row, whatever its
+status (:func:`wake`); parking is one UPDATE conditional on the inbox count that the holder has looked at
+(:func:`park`).
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row, and_, case, null, or_, select, update
+from sqlalchemy.sql import ColumnElement
+
+from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.states import WORKFLOW_MOVES, WorkflowStatus, is_terminal
+from think_celery.store.database import Tx
+from think_celery.store.lines import Lease
+from think_celery.store.moves import move
+from think_celery.store.submissions import MISSED_AFTER
+from think_celery.store.tables import processes, workflows
+
+TERMINAL = [status.value for status in WorkflowStatus if is_terminal(status)]
+
+_KNOCK = (
+    workflows.c.key,
+    workflows.c.workflow,
+    workflows.c.workflow_id,
+    workflows.c.run,
+    workflows.c.wakes,
+    workflows.c.queue,
+    workflows.c.status,
+)
+
+
+def _claimable() -> ColumnElement[bool]:
+    # A running one without a process was taken from a holder that died.
+    freed = and_(workflows.c.status == WorkflowStatus.RUNNING, workflows.c.process_id.is_(None))
+    return or_(workflows.c.status == WorkflowStatus.QUEUED, freed)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def insert(tx: Tx, ref: WorkflowRef, agent: AgentRef, **values: Any) -> Row[Any] | None:
+    """Add a queued run, and return it; ``None`` where the workflow is there already: nothing is changed."""
+    statement = (
+        tx.insert(workflows)
+        .values(
+            key=ref.key,
+            workflow=ref.workflow,
+            workflow_id=ref.workflow_id,
+            run=1,
+            agent_class=agent.agent_class,
+            agent_name=agent.name,
+            status=WorkflowStatus.QUEUED,
+            created_at=tx.now(),
+            knock_at=tx.now(MISSED_AFTER),
+            **values,
+        )
+        .on_conflict_do_nothing()
+        .returning(workflows)
+    )
+    return tx.execute(statement).first()
+
+
+def get(tx: Tx, key: str) -> Row[Any] | None:
+    """The workflow of that key."""
+    return tx.execute(select(workflows).where(workflows.c.key == key)).first()
+
+
+def by_id(tx: Tx, workflow_id: str) -> Sequence[Row[Any]]:
+    """The workflows, of whatever class, that were started under that id."""
+    statement = select(workflows).where(workflows.c.workflow_id == workflow_id)
+    return tx.execute(statement.order_by(workflows.c.workflow)).all()
+
+
+# --- what a holder does ---------------------------------------------------------------------------
+
+
+def claim(tx: Tx, key: str, process_id: str, deadline: timedelta) -> Row[Any] | None:
+    """Take a run that waits for a worker, and count the attempt; ``None`` if it can't be taken now."""
+    statement = (
+        update(workflows)
+        .where(workflows.c.key == key, _claimable())
+        .values(
+            status=WorkflowStatus.RUNNING,
+            process_id=process_id,
+            token=workflows.c.token + 1,
+            attempts=workflows.c.attempts + 1,
+            takeovers=workflows.c.takeovers + 1,
+            deadline_at=tx.now(deadline),
+            started_at=case((workflows.c.started_at.is_(None), tx.now()), else_=workflows.c.started_at),
+            wake_at=None,
+            knock_at=None,
+            knocks=0,
+        )
+        .returning(workflows)
+    )
+    return tx.execute(statement).first()
+
+
+def progress(tx: Tx, key: str) -> None:
+    """Note durable progress: the deaths before it no longer count as attempts."""
+    tx.execute(update(workflows).where(workflows.c.key == key).values(attempts=1))
+
+
+def _release(tx: Tx, lease: Lease, to: WorkflowStatus, **changes: Any) -> bool:
+    return move(
+        tx,
+        workflows,
+        lease.held,
+        to,
+        allowed=WORKFLOW_MOVES,
+        process_id=None,
+        deadline_at=None,
+        **changes,
+    )
+
+
+def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None) -> bool:
+    """Give the run back until an event comes or *wake_at* passes, and say whether this call did.
+
+    False when an event has come since *inbox* was counted (look again), or when the lease is lost.
+    """
+    unchanged = and_(lease.held, workflows.c.inbox == inbox)
+    return move(
+        tx,
+        workflows,
+        unchanged,
+        WorkflowStatus.WAITING,
+        allowed=WORKFLOW_MOVES,
+        parked_inbox=inbox,
+        wake_at=wake_at,
+        process_id=None,
+        deadline_at=None,
+        attempts=0,
+        takeovers=0,
+    )
+
+
+def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_AFTER) -> Row[Any] | None:
+    """Put a run in hand back into the queue for another worker; ``None`` if the lease is lost.
+
+    Args:
+        tx: The transaction.
+        lease: The holder's.
+        orderly: Whether the claim came to an orderly end, so that it is no failed attempt.
+        after: When the tick knocks if nobody else does.
+    """
+    changes: dict[str, Any] = {"attempts": 0} if orderly else {}
+    moved = _release(
+        tx,
+        lease,
+        WorkflowStatus.QUEUED,
+        wakes=workflows.c.wakes + 1,
+        knock_at=tx.now(after),
+        knocks=0,
+        **changes,
+    )
+    return get(tx, lease.key) if moved else None
+
+
+def complete(tx: Tx, lease: Lease, output: str) -> bool:
+    """End the run with its result, and say whether this call did."""
+    return _release(tx, lease, WorkflowStatus.COMPLETE, output=output, attempts=0, completed_at=tx.now())
+
+
+def fail(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
+    """End the run in error, and say whether this call did."""
+    return _release(
+        tx, lease, WorkflowStatus.ERRORED, error_type=error_type, error=error, completed_at=tx.now()
+    )
+
+
+def stop_resumably(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
+    """Pause the run with an error that :func:`resume` clears, and say whether this call did."""
+    return _release(tx, lease, WorkflowStatus.PAUSED, error_type=error_type, error=error, attempts=0)
+
+
+# --- what anybody does ----------------------------------------------------------------------------
+
+
+def wake(tx: Tx, key: str, *, run: int | None = None, live: bool = False) -> Row[Any] | None:
+    """Count an event that this transaction stores; a waiting run becomes queued. ``None``: no such run.
+
+    Called before the event is inserted: the row's lock puts events and the holder's look at the inbox
+    in one order.
+
+    Args:
+        tx: The transaction.
+        key: The workflow's.
+        run: Only this run of it.
+        live: Only if it has not ended.
+    """
+    waiting = workflows.c.status == WorkflowStatus.WAITING
+    statement = update(workflows).where(workflows.c.key == key)
+    if run is not None:
+        statement = statement.where(workflows.c.run == run)
+    if live:
+        statement = statement.where(workflows.c.status.not_in(TERMINAL))
+    statement = statement.values(
+        inbox=workflows.c.inbox + 1,
+        status=case((waiting, WorkflowStatus.QUEUED.value), else_=workflows.c.status),
+        wakes=case((waiting, workflows.c.wakes + 1), else_=workflows.c.wakes),
+        knock_at=case((waiting, tx.now(MISSED_AFTER)), else_=workflows.c.knock_at),
+        knocks=case((waiting, 0), else_=workflows.c.knocks),
+        wake_at=case((waiting, null()), else_=workflows.c.wake_at),
+    )
+    return tx.execute(statement.returning(*_KNOCK)).first()
+
+
+def resume(tx: Tx, key: str) -> Row[Any] | None:
+    """Put a paused run back into the queue and clear its error; ``None`` if it isn't paused."""
+    return _queue(tx, and_(workflows.c.key == key, workflows.c.status == WorkflowStatus.PAUSED), key)
+
+
+def _queue(tx: Tx, where: ColumnElement[bool], key: str) -> Row[Any] | None:
+    moved = move(
+        tx,
+        workflows,
+        where,
+        WorkflowStatus.QUEUED,
+        allowed=WORKFLOW_MOVES,
+        wakes=workflows.c.wakes + 1,
+        knock_at=tx.now(MISSED_AFTER),
+        knocks=0,
+        wake_at=None,
+        attempts=0,
+        error_type=None,
+        error=None,
+    )
+    return get(tx, key) if moved else None
+
+
+# --- what the tick looks for ----------------------------------------------------------------------
+
+
+def _due(tx: Tx) -> ColumnElement[bool]:
+    return and_(workflows.c.status == WorkflowStatus.WAITING, workflows.c.wake_at <= tx.now())
+
+
+def _unread() -> ColumnElement[bool]:
+    return and_(workflows.c.status == WorkflowStatus.WAITING, workflows.c.inbox > workflows.c.parked_inbox)
+
+
+def due(tx: Tx, limit: int) -> Sequence[str]:
+    """Waiting runs whose time has come."""
+    statement = select(workflows.c.key).where(_due(tx)).order_by(workflows.c.wake_at).limit(limit)
+    return tx.execute(statement).scalars().all()
+
+
+def wake_due(tx: Tx, key: str) -> Row[Any] | None:
+    """Queue a run whose time has come; ``None`` if another did."""
+    return _queue(tx, and_(workflows.c.key == key, _due(tx)), key)
+
+
+def unread(tx: Tx, limit: int) -> Sequence[str]:
+    """Waiting runs with an event that they were not woken for. There are none, or a rule was broken."""
+    statement = select(workflows.c.key).where(_unread()).order_by(workflows.c.key).limit(limit)
+    return tx.execute(statement).scalars().all()
+
+
+def wake_unread(tx: Tx, key: str) -> Row[Any] | None:
+    """Queue a waiting run that has unread events; ``None`` if another did."""
+    return _queue(tx, and_(workflows.c.key == key, _unread()), key)
+
+
+def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
+    """Runs whose knock seems lost."""
+    statement = (
+        select(*_KNOCK, workflows.c.knock_at, workflows.c.knocks)
+        .where(workflows.c.knock_at <= tx.now())
+        .order_by(workflows.c.knock_at)
+        .limit(limit)
+    )
+    return tx.execute(statement).all()
+
+
+def knock_again(tx: Tx, key: str, seen: datetime, after: timedelta, knocks: int) -> Row[Any] | None:
+    """Set when to knock next, if nobody else has since *seen*; ``None`` if one has, or there is no need.
+
+    A row that no longer waits for a worker is told to expect no knock.
+    """
+    wants = _claimable()
+    statement = (
+        update(workflows)
+        .where(workflows.c.key == key, workflows.c.knock_at == seen)
+        .values(knock_at=case((wants, tx.now(after)), else_=null()), knocks=knocks)
+        .returning(*_KNOCK, workflows.c.knock_at)
+    )
+    row = tx.execute(statement).first()
+    return None if row is None or row.knock_at is None else row
+
+
+def knock_now(tx: Tx) -> None:
+    """Let the tick knock for every run that waits for a worker, at once: the broker has lost all messages."""
+    tx.execute(update(workflows).where(_claimable()).values(knock_at=tx.now(), knocks=0))
+
+
+def orphaned(tx: Tx, limit: int) -> list[tuple[str, str]]:
+    """Runs that a dead process holds: the workflows and the processes."""
+    statement = (
+        select(workflows.c.key, workflows.c.process_id)
+        .join(processes, processes.c.id == workflows.c.process_id)
+        .where(processes.c.dead.is_(True))
+        .order_by(workflows.c.key)
+        .limit(limit)
+    )
+    return [(row.key, row.process_id) for row in tx.execute(statement)]
+
+
+def of_process(tx: Tx, process_id: str, limit: int = 500) -> Sequence[str]:
+    """The runs that a process holds."""
+    statement = select(workflows.c.key).where(workflows.c.process_id == process_id).order_by(workflows.c.key)
+    return tx.execute(statement.limit(limit)).scalars().all()
+
+
+def seize_of(tx: Tx, key: str, process_id: str) -> Row[Any] | None:
+    """Take the run from that process, for whoever claims it next; ``None`` if it no longer had it."""
+    statement = (
+        update(workflows)
+        .where(workflows.c.key == key, workflows.c.process_id == process_id)
+        .values(
+            process_id=None,
+            deadline_at=None,
+            token=workflows.c.token + 1,
+            wakes=workflows.c.wakes + 1,
+            knock_at=tx.now(),
+            knocks=0,
+        )
+        .returning(*_KNOCK)
+    )
+    return tx.execute(statement).first()
