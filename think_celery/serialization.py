@@ -138,7 +138,7 @@ def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
         if type(key) is not str:
             raise NotSerializable(
                 path,
-                f"the key {key!r} is {_a(type(key).__name__)}, and JSON has only texts as keys",
+                f"the key {key!r} is of type {type(key).__name__}, and JSON has only texts as keys",
                 "Use {str(key): value, …}, or a list of pairs.",
             )
         if _SURROGATE_PAIR.search(key):
