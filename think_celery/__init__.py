@@ -1,1 +1,34 @@
-"""Durable agent turns and durable workflows on Celery."""
+"""Durable agent turns and durable workflows on the Celery, Redis and SQL database that you have."""
+
+from think_celery.agent import Submission, Think
+from think_celery.app import ThinkCelery
+from think_celery.domain.live import LiveEvent
+from think_celery.messages import UIMessage
+from think_celery.retries import Retry
+from think_celery.signals import AbortController, AbortSignal
+from think_celery.states import SubmissionStatus, WorkflowStatus
+from think_celery.tools import Tool, ToolContext, tool
+from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
+
+__all__ = [
+    # wiring
+    "ThinkCelery",
+    # agents
+    "Think",
+    "Submission",
+    "SubmissionStatus",
+    "UIMessage",
+    "LiveEvent",
+    # tools
+    "tool",
+    "Tool",
+    "ToolContext",
+    "AbortController",
+    "AbortSignal",
+    # workflows
+    "ThinkWorkflow",
+    "ThinkWorkflowStep",
+    "WorkflowEvent",
+    "WorkflowStatus",
+    "Retry",
+]

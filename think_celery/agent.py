@@ -181,6 +181,8 @@ class Think:
         Raises:
             NoModel: None was named, or its name can't be resolved.
         """
+        if rt.stand_in is not None:
+            return rt.stand_in(self.agent_class)
         settings = rt.settings
         return providers.resolve(
             self.get_model() or settings.model,

@@ -162,9 +162,9 @@ class Frame:
 
     ``token`` is the writer's fencing token: a reader drops frames of a lower one than it has seen for
     the message. ``n`` counts up within a message and token; a frame that holds several deltas merged into
-    one spans ``first`` to ``n``, so a gap in the numbers means lost frames. ``event`` is the JSON that listeners get, in the shape
-    of a UI message chunk: ``{"type": "text-delta", "delta": "Hel"}``, ``{"type": "reset"}``,
-    ``{"type": "done", "status": "completed"}``.
+    one spans ``first`` to ``n``, so a gap in the numbers means lost frames. ``event`` is the JSON that
+    listeners get, in the shape of a UI message chunk: ``{"type": "text-delta", "delta": "Hel"}``,
+    ``{"type": "reset"}``, ``{"type": "done", "status": "completed"}``.
     """
 
     agent_id: str

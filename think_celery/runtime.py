@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from think_celery.clock import Clock
 from think_celery.errors import DuplicateName, NotConfigured, UnknownClass
 from think_celery.events.writer import LiveWriter
-from think_celery.protocols import EventLog, KnockFunction
+from think_celery.protocols import EventLog, KnockFunction, Model
 from think_celery.settings import Settings
 from think_celery.signals import AbortController
 from think_celery.store.database import Database
@@ -66,6 +66,7 @@ class Runtime:
 
     ``knock`` tells the broker of work; it never raises. ``failpoint`` is called at the named points
     where tests kill a worker. ``threads`` says that tools and step functions run in helper threads.
+    ``stand_in`` gives, in tests, the model that an agent class asks instead of its own.
     """
 
     settings: Settings
@@ -76,6 +77,7 @@ class Runtime:
     knock: KnockFunction
     failpoint: Callable[[str], None] = _nothing
     threads: bool = True
+    stand_in: Callable[[str], Model] | None = None
     stopping: AbortController = field(default_factory=AbortController)
     monitor: "Monitor" = field(init=False)
 
@@ -88,8 +90,16 @@ class Runtime:
         """The user's agent of that class and name, bound to this runtime."""
         return agent_classes.get(agent_class).bound_to(self, name)
 
+    def close(self) -> None:
+        """Give back what this process holds: its row, its threads, its connections."""
+        self.monitor.stop()
+        self.live.close()
+        self.db.dispose()
 
-_default: Runtime | None = None
+
+Source = Callable[[], Runtime]
+
+_default: Runtime | Source | None = None
 _lock = threading.Lock()
 
 
@@ -101,11 +111,11 @@ def current() -> Runtime:
     """
     if _default is None:
         raise NotConfigured()
-    return _default
+    return _default if isinstance(_default, Runtime) else _default()
 
 
-def set_current(runtime: Runtime | None) -> Runtime | None:
-    """Make this the process's runtime, and return the one before."""
+def set_current(runtime: Runtime | Source | None) -> Runtime | Source | None:
+    """Make this the process's runtime (or what makes it at its first use), and return the one before."""
     global _default
     with _lock:
         before, _default = _default, runtime

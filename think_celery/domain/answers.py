@@ -96,10 +96,14 @@ class Answer:
             return []
         part, chunks = self._calls.get(event.index), []
         if part is None:
-            part = ToolPart(type=f"tool-{event.name}", tool_call_id=event.tool_call_id, state="input-streaming")
+            part = ToolPart(
+                type=f"tool-{event.name}", tool_call_id=event.tool_call_id, state="input-streaming"
+            )
             self._calls[event.index] = part
             self.step_parts.append(part)
-            chunks.append({"type": "tool-input-start", "toolCallId": part.tool_call_id, "toolName": event.name})
+            chunks.append(
+                {"type": "tool-input-start", "toolCallId": part.tool_call_id, "toolName": event.name}
+            )
         if isinstance(event, ToolCallComplete):
             part.input = event.arguments
         elif event.arguments:

@@ -92,7 +92,8 @@ def _settled(part: Part) -> Part:
 def says_something(parts: Sequence[Part]) -> bool:
     """Whether there is anything in these parts but markers of steps."""
     return any(
-        isinstance(part, ToolPart) or (isinstance(part, TextPart | ReasoningPart) and bool(part.text))
+        isinstance(part, ToolPart)
+        or (isinstance(part, TextPart | ReasoningPart) and bool(part.text))
         or part.type not in ("step-start", "text", "reasoning")
         for part in parts
     )

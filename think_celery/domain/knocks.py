@@ -36,7 +36,7 @@ def for_outbox(outbox_id: str, queue: str | None = None) -> Knock:
     return Knock(
         task="think.outbox.deliver",
         task_id=outbox_id,
-        kwargs={"outbox": outbox_id},
+        kwargs={"outbox_id": outbox_id},
         queue=queue,
         shows={"outbox": outbox_id},
     )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from think_celery.domain.liveness import host_facts
@@ -151,9 +152,9 @@ class Monitor:
                 if hold.submission_id and statuses.get(hold.submission_id) == SubmissionStatus.ABORTED:
                     hold.cancel()
         for hold in workflows:
-            if not hold.lost and not self.rt.db.read(lambda tx, held=hold: lines.is_held(tx, held.lease)):  # type: ignore[misc]
-                if hold in self._holds:  # else it gave the lease back by itself meanwhile
-                    hold.lose()
+            held = self.rt.db.read(partial(lines.is_held, lease=hold.lease))
+            if not held and hold in self._holds:  # else it gave the lease back by itself meanwhile
+                hold.lose()
         self._look_at_deadlines(holds)
 
     def _look_at_deadlines(self, holds: list[Hold]) -> None:
@@ -196,10 +197,15 @@ class Monitor:
             with self._lock:
                 self._holds.remove(held)
 
+    def forget_process(self) -> str | None:
+        """Go on as another process, and return the id of the one before."""
+        with self._lock:
+            process_id, self._process_id = self._process_id, None
+        return process_id
+
     def stop(self) -> None:
         """End the thread. The process's row is declared dead, so that nobody has to wait for its lease."""
         self._stop.set()
-        with self._lock:
-            process_id, self._process_id = self._process_id, None
+        process_id = self.forget_process()
         if process_id is not None and not self._holds:
             self.rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))

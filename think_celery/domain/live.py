@@ -121,7 +121,7 @@ class _Seen:
             return None
         known = frame.message_id in self._last
         self._last[frame.message_id] = (frame.token, frame.n)
-        first = frame.first
+        first = frame.first or frame.n
         return known and frame.token == token and first > n + 1
 
 

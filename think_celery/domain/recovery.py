@@ -150,7 +150,11 @@ def let_go(rt: "Runtime", lease: Lease) -> None:
             return
         line_rows.seize_line(tx, lease.key)
         head = submissions.head(tx, lease.key)
-        row = submissions.lock(tx, head.id) if head is not None and head.status == SubmissionStatus.RUNNING else None
+        row = (
+            submissions.lock(tx, head.id)
+            if head is not None and head.status == SubmissionStatus.RUNNING
+            else None
+        )
         if row is not None:
             error = TurnTimeout(rt.settings.turn_timeout_seconds)
             lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type="TurnTimeout", error=str(error))

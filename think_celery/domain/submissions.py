@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.exc import IntegrityError
-
 from think_celery import serialization
 from think_celery.domain import conversation, knocks, lines, turns
 from think_celery.domain.outcomes import Outcome
@@ -29,7 +27,7 @@ from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import agents, outbox, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
-from think_celery.store.database import Tx
+from think_celery.store.database import Refused, Tx
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime
@@ -146,7 +144,9 @@ def accept(
             return row, False
         if submission_id is None:
             chosen = new_id()  # the key's own id is taken by a row that gave the key up
-    raise ThinkError(f"could not accept a submission for {agent}: its row was deleted each time it was looked at")
+    raise ThinkError(
+        f"could not accept a submission for {agent}: its row was deleted each time it was looked at"
+    )
 
 
 def _knock_accepted(rt: "Runtime", row: Any) -> None:
@@ -170,7 +170,9 @@ def _find_accepted(tx: Tx, agent: AgentRef, key: str | None, submission_id: str 
         submissions.give_key(tx, submission_id, key)
         return submissions.get(tx, submission_id)
     if key is not None and by_id.idempotency_key != key:
-        raise SubmissionConflict(submission_id, key, f"the id was stored with the key {by_id.idempotency_key!r}")
+        raise SubmissionConflict(
+            submission_id, key, f"the id was stored with the key {by_id.idempotency_key!r}"
+        )
     return by_id
 
 
@@ -182,7 +184,9 @@ def payload_fingerprint(messages: Sequence[UIMessage]) -> str:
 def _check_names(idempotency_key: str | None, submission_id: str | None) -> None:
     if idempotency_key is not None:
         if not idempotency_key.strip():
-            raise ValueError("idempotency_key is blank. Pass a name of your own for this job, or leave it out.")
+            raise ValueError(
+                "idempotency_key is blank. Pass a name of your own for this job, or leave it out."
+            )
         if idempotency_key.startswith("think-"):
             raise ValueError(
                 f"idempotency_key={idempotency_key!r}: keys that begin with 'think-' are reserved for workflows and "
@@ -191,14 +195,18 @@ def _check_names(idempotency_key: str | None, submission_id: str | None) -> None
     if submission_id is not None and not (
         1 <= len(submission_id) <= 200 and submission_id.isascii() and submission_id.isprintable()
     ):
-        raise ValueError(f"submission_id={submission_id[:60]!r}: it must be 1 to 200 printable ASCII characters.")
+        raise ValueError(
+            f"submission_id={submission_id[:60]!r}: it must be 1 to 200 printable ASCII characters."
+        )
 
 
 def _check_size(what: str, value: Any, limit: int) -> None:
     try:
         size = len(json.dumps(value, allow_nan=False, separators=(",", ":")))
     except (TypeError, ValueError) as error:
-        raise NotSerializable(what, str(error), "Pass JSON values only: dicts, lists, texts, numbers.") from None
+        raise NotSerializable(
+            what, str(error), "Pass JSON values only: dicts, lists, texts, numbers."
+        ) from None
     if size > limit:
         raise PayloadTooLarge(what, size, limit)
 
@@ -236,7 +244,7 @@ def claim(rt: "Runtime", submission_id: str) -> Claim | Outcome:
     message_id = new_id()
     try:
         claimed = rt.db.transact(lambda tx: _claim(rt, tx, agent, submission_id, process_id, message_id))
-    except IntegrityError:
+    except Refused:
         return Outcome("busy")  # the index of one running submission per agent has the last word
     rt.failpoint("turn:claimed")
     return claimed
@@ -377,7 +385,11 @@ def delete_all(
     completed_before: datetime | None = None,
 ) -> int:
     """Delete every ended submission that matches, oldest first, and say how many."""
-    wanted = [s for s in (submissions.TERMINAL if status is None else _statuses(status)) if s in submissions.TERMINAL]
+    wanted = [
+        s
+        for s in (submissions.TERMINAL if status is None else _statuses(status))
+        if s in submissions.TERMINAL
+    ]
     found = rt.db.read(
         lambda tx: submissions.ended(
             tx, agent.id, statuses=wanted, completed_before=completed_before, limit=1_000_000

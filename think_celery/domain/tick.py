@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from think_celery.domain import knocks, outbox, recovery, workflows
@@ -110,3 +110,19 @@ def knock_now(rt: "Runtime") -> None:
         outbox_rows.knock_now(tx)
 
     rt.db.transact(work)
+
+
+def next_due(rt: "Runtime") -> datetime | None:
+    """The next instant at which waiting work falls due by itself; ``None`` if none does."""
+    return rt.db.read(lambda tx: earliest(workflow_rows.next_wake(tx), submissions.next_not_before(tx)))
+
+
+def is_due(rt: "Runtime") -> bool:
+    """Whether waiting work is due now."""
+    due = next_due(rt)
+    return due is not None and due <= rt.clock.now()
+
+
+def earliest(*moments: datetime | None) -> datetime | None:
+    """The first of those that are set."""
+    return min((moment for moment in moments if moment is not None), default=None)

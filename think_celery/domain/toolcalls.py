@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from think_celery.domain import calls
-from think_celery.domain.answers import Chunk, input_chunk, settled_chunk
+from think_celery.domain.answers import input_chunk, settled_chunk
 from think_celery.domain.leases import Hold
 from think_celery.errors import InvalidToolArguments, LeaseLost
 from think_celery.messages import ToolPart, clean
@@ -54,12 +54,14 @@ def execute(scene: Scene, parts: Sequence[ToolPart]) -> None:
     scene.rt.failpoint("turn:tool-marked")
     scene.hold.check()
     lock = threading.Lock()
-    runs = [lambda call=call: _run(scene, call, lock) for call in ready]  # type: ignore[misc]
+    runs = [lambda call=call: _run(scene, call, lock) for call in ready]
     for result in calls.call_all(scene.rt, runs, signal=scene.hold.signal):
         if isinstance(result, calls.Failed):
             raise result.error
         if isinstance(result, calls.Abandoned) and result.started:
-            logger.warning("a tool of submission %s did not stop in time and was given up", scene.submission_id)
+            logger.warning(
+                "a tool of submission %s did not stop in time and was given up", scene.submission_id
+            )
     scene.hold.check()
 
 
@@ -112,12 +114,16 @@ def _run(scene: Scene, call: _Call, lock: threading.Lock) -> None:
     except LeaseLost:
         raise
     except Exception as error:
-        logger.info("tool %s of submission %s raised %s", call.tool.name, scene.submission_id, type(error).__name__)
+        logger.info(
+            "tool %s of submission %s raised %s", call.tool.name, scene.submission_id, type(error).__name__
+        )
         error_text = clean(str(error)) or type(error).__name__
     scene.rt.failpoint("turn:tool-ran")
     with lock:
         if scene.hold.lost or scene.hold.cancelled:
-            logger.warning("the result of tool %s came after its turn had ended; it is dropped", call.tool.name)
+            logger.warning(
+                "the result of tool %s came after its turn had ended; it is dropped", call.tool.name
+            )
             return
         if error_text is None:
             call.part.output, call.part.state = output, "output-available"

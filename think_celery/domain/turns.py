@@ -147,9 +147,7 @@ class Turn:
 
     def _recover(self) -> tuple[list[ToolPart], bool]:
         """Take up what an earlier worker stored of this answer."""
-        stored = self.rt.db.read(
-            lambda tx: message_rows.get(tx, self.claim.agent.id, self.claim.message_id)
-        )
+        stored = self.rt.db.read(lambda tx: message_rows.get(tx, self.claim.agent.id, self.claim.message_id))
         if stored is None:
             return [], False
 
@@ -236,7 +234,7 @@ class Turn:
         self.failures += 1
         if not error.retryable or self.failures >= self.rt.settings.model_attempts:
             raise error
-        seconds = jittered(MODEL_RETRY.delay_before(self.failures + 1).total_seconds(), random)
+        seconds = jittered(MODEL_RETRY.delay_before(self.failures).total_seconds(), random.Random())
         seconds = max(seconds, error.retry_after_seconds or 0.0)
         logger.warning(
             "submission %s: model request %d failed (HTTP %s); trying again in %.1f s",
@@ -387,4 +385,3 @@ class Turn:
         self.live.put({"type": "done", "status": str(status)})
         word: Any = str(status)
         return Outcome(word, ended=True, row=self.row.id, error_type=error_type)
-

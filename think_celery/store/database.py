@@ -31,7 +31,7 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.clock import MICROSECOND, Clock
@@ -40,6 +40,9 @@ from think_celery.store.types import UtcDateTime
 from think_celery.store.urls import checked_url, driver_arguments
 
 logger = logging.getLogger("think_celery.store")
+
+Refused = IntegrityError
+"""An index or constraint did not take a row. The transaction is over with it."""
 
 T = TypeVar("T")
 Call = Callable[[], None]

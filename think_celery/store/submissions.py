@@ -284,3 +284,11 @@ def remove(tx: Tx, submission_id: str) -> bool:
         submissions.c.id == submission_id, submissions.c.status.in_(TERMINAL)
     )
     return tx.execute(statement).rowcount == 1
+
+
+def next_not_before(tx: Tx) -> datetime | None:
+    """The first instant that a pending submission waits for."""
+    statement = select(func.min(submissions.c.not_before)).where(
+        submissions.c.status == SubmissionStatus.PENDING
+    )
+    return tx.execute(statement).scalar()

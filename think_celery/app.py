@@ -1,0 +1,113 @@
+"""``ThinkCelery``: wires agents and workflows to a Celery app."""
+
+import os
+import threading
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery, signals
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
+
+from think_celery.clock import SystemClock
+from think_celery.events.sql import SqlEventLog
+from think_celery.events.writer import LiveWriter
+from think_celery.publishing import Publisher
+from think_celery.runtime import Runtime, set_current
+from think_celery.settings import Settings
+from think_celery.store import migrate
+from think_celery.store.database import Database
+from think_celery.store.joined import joined
+from think_celery.tasks import register
+from think_celery.worker import TickStep
+
+
+class ThinkCelery:
+    """Gives a Celery app its agents and workflows, and becomes this process's own.
+
+    Two calls with one app give the same object. Settings are read from the app's configuration and the
+    environment when the first agent is used or a worker starts, so the app may be configured after this.
+    """
+
+    app: Celery
+
+    def __new__(cls, app: Celery) -> "ThinkCelery":
+        existing = getattr(app, "think", None)
+        if isinstance(existing, ThinkCelery):
+            set_current(existing._get_runtime)
+            return existing
+        self = super().__new__(cls)
+        self.app = app
+        self._lock = threading.RLock()
+        self._runtime = None
+        app.think = self  # type: ignore[attr-defined,unused-ignore]
+        register(app, self._get_runtime)
+        app.steps["worker"].add(TickStep)
+        signals.import_modules.connect(self._import_classes, sender=app, weak=False)
+        signals.worker_shutting_down.connect(self._stop, weak=False)
+        set_current(self._get_runtime)
+        return self
+
+    _lock: threading.RLock
+    _runtime: Runtime | None
+
+    @property
+    def runtime(self) -> Runtime:
+        """What agents and workflows of this app work with; made at its first use.
+
+        Raises:
+            InvalidSetting: A setting is unknown or unfit.
+        """
+        return self._get_runtime()
+
+    def _get_runtime(self) -> Runtime:
+        with self._lock:
+            if self._runtime is None:
+                self._runtime = self._make_runtime()
+            return self._runtime
+
+    def _make_runtime(self) -> Runtime:
+        settings = Settings.from_mapping(_configuration(self.app), os.environ)
+        clock = SystemClock()
+        db = Database(
+            settings.database_url,
+            clock,
+            busy_timeout=timedelta(seconds=min(4.5, settings.lease_seconds * 0.3)),
+            prepare=_prepare,
+        )
+        log = SqlEventLog(db)
+        return Runtime(
+            settings=settings,
+            clock=clock,
+            db=db,
+            events=log,
+            live=LiveWriter(log),
+            knock=Publisher(self.app, clock),
+        )
+
+    def joined(self, session_or_connection: Session | Connection) -> AbstractContextManager[None]:
+        """Inside, what you submit, start and send becomes part of this SQLAlchemy transaction.
+
+        It exists once you commit, and never if you roll back; the id is known at once. Nothing is committed,
+        rolled back or flushed for you. The work begins right after the commit of a ``Session``, and within
+        two seconds and a tick after that of a bare ``Connection``.
+        """
+        return joined(self.runtime.db, session_or_connection)
+
+    def _import_classes(self, **_: Any) -> None:
+        for module in self.runtime.settings.imports:
+            self.app.loader.import_task_module(module)
+
+    def _stop(self, **_: Any) -> None:
+        if self._runtime is not None:
+            self._runtime.stopping.abort("the worker is shutting down")
+
+
+def _configuration(app: Celery) -> dict[str, Any]:
+    return {str(key): value for key, value in app.conf.items()}
+
+
+def _prepare(engine: Engine) -> None:
+    # SQLite is the embedded default, where nobody runs a migration by hand.
+    migrate.ensure(engine, migrate=engine.dialect.name == "sqlite")

@@ -1,0 +1,265 @@
+"""Test agents and workflows without a worker, a broker or a model, in milliseconds.
+
+::
+
+    with think_test() as t:
+        t.script(TriageAgent, answer({"title": "Crash", "labels": ["bug"]}))
+        workflow_id = TriageAgent("issue-42").triage_issue(42)
+        t.run_until_idle()
+        t.skip("3 days")
+"""
+
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from think_celery import providers
+from think_celery.domain import outbox, submissions, tick, workflows
+from think_celery.domain.outcomes import Outcome
+from think_celery.durations import Duration, as_timedelta
+from think_celery.errors import NoModel
+from think_celery.events.sql import SqlEventLog
+from think_celery.events.writer import LiveWriter
+from think_celery.protocols import Knock, Model
+from think_celery.providers.scripted import ScriptedModel
+from think_celery.runtime import Runtime, set_current
+from think_celery.settings import Settings
+from think_celery.signals import AbortSignal
+from think_celery.store import migrate, processes
+from think_celery.store.database import Database
+
+__all__ = ["FakeClock", "SimulatedCrash", "ThinkTest", "think_test"]
+
+MOST_ROUNDS = 100_000
+"""Work that goes on for longer than this never becomes idle."""
+
+
+class FakeClock:
+    """A clock that moves only when it is told to, or when the code under test sleeps."""
+
+    database_time = False
+
+    def __init__(self, start: datetime = datetime(2027, 1, 1, 12, 0, tzinfo=UTC)) -> None:
+        self._start = self._now = start
+
+    def now(self) -> datetime:
+        """The present instant."""
+        return self._now
+
+    def elapsed(self) -> float:
+        """Seconds since the clock was made."""
+        return (self._now - self._start).total_seconds()
+
+    def sleep(self, seconds: float, signal: AbortSignal | None = None) -> None:
+        """Move the clock by that much, at once."""
+        self.advance(timedelta(seconds=max(seconds, 0)))
+
+    def advance(self, by: timedelta) -> None:
+        """Move the clock."""
+        self._now += by
+
+
+class SimulatedCrash(BaseException):
+    """The worker died here. Not an ``Exception``: nothing of the code under test may handle it."""
+
+
+class ThinkTest:
+    """A runtime under a test's control. See :func:`think_test`."""
+
+    def __init__(self, rt: Runtime, clock: FakeClock, knocks: deque[Knock]) -> None:
+        self.rt, self.clock, self._knocks = rt, clock, knocks
+        self.crashes: list[str] = []
+        """The points at which the worker was made to crash, in order."""
+        self._crash_points: list[str] = []
+        self._models: dict[str, Model] = {}
+        self._default_model: Model | None = None
+
+    # --- models -----------------------------------------------------------------------------------
+
+    def script(self, agent: Any, *answers: Any) -> ScriptedModel:
+        """Let agents of this class get these answers, in order; returns the model, whose ``requests`` it kept."""
+        model = ScriptedModel(*answers)
+        self._models[agent if isinstance(agent, str) else agent.agent_class] = model
+        return model
+
+    def use_model(self, model: Model, agent: Any = None) -> None:
+        """Let agents of this class (without one: all that have no script) ask this model."""
+        if agent is None:
+            self._default_model = model
+        else:
+            self._models[agent if isinstance(agent, str) else agent.agent_class] = model
+
+    def _model_for(self, agent_class: str) -> Model:
+        model = self._models.get(agent_class) or self._default_model
+        if model is None:
+            raise NoModel(
+                None,
+                f"this is a test, and nothing was scripted for {agent_class}. Write "
+                f't.script({agent_class}, say("Hello")), or pass think_test(model=…).',
+            )
+        return model
+
+    # --- time and work ----------------------------------------------------------------------------
+
+    def run_until_idle(self) -> None:
+        """Do all the work that can be done now, as workers would, and return when nothing is left.
+
+        A crash asked for with :meth:`crash_at` kills the worker at that point; another one goes on.
+        """
+        for _ in range(MOST_ROUNDS):
+            if not self._knocks:
+                return
+            self._perform(self._knocks.popleft())
+        raise AssertionError(
+            f"the work was not done after {MOST_ROUNDS} rounds: something starts itself again"
+        )
+
+    def skip(self, span: Duration) -> None:
+        """Let that much time pass, and do what falls due on the way when it does."""
+        target = self.clock.now() + as_timedelta(span)
+        self.run_until_idle()
+        while (due := tick.next_due(self.rt)) is not None and due <= target:
+            self.clock.advance(max(due - self.clock.now(), timedelta(0)))
+            self._tick_until_idle()
+        self.clock.advance(max(target - self.clock.now(), timedelta(0)))
+        self._tick_until_idle()
+
+    def _tick_until_idle(self) -> None:
+        self._tick()
+        self.run_until_idle()
+        if tick.is_due(self.rt):  # the pass had been made less than a second ago
+            self.clock.advance(tick.EVERY)
+            self._tick()
+            self.run_until_idle()
+
+    def _tick(self) -> None:
+        try:
+            tick.run(self.rt)
+        except SimulatedCrash:
+            self._restart()
+
+    def _perform(self, knock: Knock) -> None:
+        try:
+            perform(self.rt, knock)
+        except SimulatedCrash:
+            self._restart()
+
+    # --- crashes and lost messages ----------------------------------------------------------------
+
+    def crash_at(self, point: str, *, times: int = 1) -> None:
+        """Kill the worker at the named failpoint, the next time (or *times*) that it gets there."""
+        self._crash_points += [point] * times
+
+    def _failpoint(self, point: str) -> None:
+        if point in self._crash_points:
+            self._crash_points.remove(point)
+            self.crashes.append(point)
+            raise SimulatedCrash(point)
+
+    def _restart(self) -> None:
+        """Another worker starts. The dead one's end is proven, as it is on one machine."""
+        dead = self.rt.monitor.forget_process()
+        if dead is not None:
+            self.rt.db.transact(lambda tx: processes.declare_dead(tx, dead, known=True))
+        self.clock.advance(tick.EVERY)
+        self._tick()
+
+    def lose_messages(self) -> int:
+        """Throw away every broker message that is under way, and say how many there were."""
+        lost = len(self._knocks)
+        self._knocks.clear()
+        return lost
+
+    # --- what users send --------------------------------------------------------------------------
+
+    def send_event(self, workflow: Any, workflow_id: str, *, type: str, payload: Any = None) -> None:
+        """Send an event to a workflow, as ``send_workflow_event`` does."""
+        reference = workflows.reference(workflow, workflow_id)
+        workflows.send_event(self.rt, reference, type=type, payload=payload)
+
+    def workflow(self, workflow: Any, workflow_id: str) -> Any:
+        """The row of a workflow: ``status``, ``error_type``, ``error`` and more; ``None`` if there is none."""
+        return workflows.get(self.rt, workflows.reference(workflow, workflow_id))
+
+    def output(self, workflow: Any, workflow_id: str) -> Any:
+        """What a workflow that is complete returned.
+
+        Raises:
+            AssertionError: It is not complete; the text says how it stands, and why.
+        """
+        return workflows.output(self.rt, workflows.reference(workflow, workflow_id))
+
+
+def perform(rt: Runtime, knock: Knock) -> Outcome:
+    """Do what a worker does when it gets this message."""
+    match knock.task:
+        case "think.submission.run":
+            return submissions.run(rt, knock.kwargs["submission"])
+        case "think.workflow.advance":
+            return workflows.advance(rt, knock.kwargs["workflow"], knock.kwargs["workflow_id"])
+        case "think.outbox.deliver":
+            return outbox.deliver(rt, knock.kwargs["outbox_id"])
+
+
+_template: Path | None = None
+
+
+def _fresh_database(folder: Path) -> str:
+    """A migrated SQLite file. Migrations run once a process; after that a copy is made."""
+    global _template
+    if _template is None or not _template.exists():
+        kept = Path(tempfile.mkdtemp(prefix="think-template-")) / "template.db"
+        migrate.upgrade(f"sqlite:///{kept}")
+        _template = kept
+    target = folder / "think.db"
+    shutil.copyfile(_template, target)
+    return f"sqlite:///{target}"
+
+
+@contextmanager
+def think_test(
+    model: Model | None = None,
+    *,
+    settings: Settings | None = None,
+    database_url: str | None = None,
+) -> Iterator[ThinkTest]:
+    """A runtime on a temporary database with a fake clock; inside, it is the process's own.
+
+    Tools, steps and hooks run in the calling thread. Requests to real models are refused.
+
+    Args:
+        model: The model of every agent that has no script of its own.
+        settings: Other settings than the defaults.
+        database_url: A migrated database to use instead of a temporary SQLite file.
+    """
+    with tempfile.TemporaryDirectory(prefix="think-test-") as folder:
+        url = database_url or _fresh_database(Path(folder))
+        clock, knocks = FakeClock(), deque[Knock]()
+        db = Database(url, clock, durable=False)
+        log = SqlEventLog(db)
+        rt = Runtime(
+            settings=replace(settings or Settings(), database_url=url),
+            clock=clock,
+            db=db,
+            events=log,
+            live=LiveWriter(log, synchronous=True),
+            knock=knocks.append,
+            threads=False,
+        )
+        test = ThinkTest(rt, clock, knocks)
+        rt.failpoint = test._failpoint
+        rt.stand_in = test._model_for
+        test._default_model = model
+        before = set_current(rt)
+        try:
+            with providers.no_real_requests():
+                yield test
+        finally:
+            set_current(before)
+            rt.close()

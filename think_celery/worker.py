@@ -1,0 +1,73 @@
+"""What a Celery worker does beside its tasks: it ticks, so recovery needs neither beat nor a free slot."""
+
+import logging
+import threading
+from typing import Any
+
+from celery import bootsteps
+
+from think_celery.domain import tick
+from think_celery.errors import ConfigurationError
+from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.worker")
+
+TICK_SECONDS = 1.0
+
+
+class Ticker:
+    """Makes a pass once a second in a thread of its own, until stopped."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self._rt, self._stop = rt, threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="think-tick", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            try:
+                tick.run(self._rt)
+            except Exception:
+                # The database may be away for a while. The next pass looks again.
+                logger.exception("a tick failed; the next one tries again")
+
+    def stop(self) -> None:
+        """End, and wait for the pass in hand."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+
+class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
+    """Added to the worker of each app that ``ThinkCelery`` wires."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._ticker: Ticker | None = None
+
+    def start(self, parent: Any) -> None:
+        """Check that this worker can serve, then tick."""
+        rt: Runtime = parent.app.think.runtime
+        in_memory = parent.app.connection_for_write().transport_cls == "memory"
+        pool = getattr(parent.pool_cls, "__module__", str(parent.pool_cls))
+        if in_memory and "prefork" in pool:
+            raise ConfigurationError(
+                "The broker memory:// lives in one process, and the prefork pool forks others. Start the worker with "
+                "--pool threads, or set CELERY_BROKER_URL to a broker such as redis://localhost:6379/0."
+            )
+        if in_memory:
+            tick.knock_now(rt)  # what an earlier process had in its memory is gone
+        self._ticker = Ticker(rt)
+        self._ticker.start()
+
+    def stop(self, parent: Any) -> None:
+        """Stop ticking."""
+        if self._ticker is not None:
+            self._ticker.stop()
