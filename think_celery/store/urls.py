@@ -38,11 +38,11 @@ def checked_url(given: str | URL) -> URL:
 
 
 def _checked_file(url: URL) -> URL:
-    path = url.database
-    if path is not None and path.startswith("file:") and "mode=memory" not in path and ":memory:" not in path:
-        return url
-    if not path or path.startswith("file:") or path == ":memory:":
+    path = url.database or ":memory:"
+    if ":memory:" in path or url.query.get("mode") == "memory":
         raise _unfit(url, "a SQLite database in memory is seen by one connection only. Name a file.")
+    if path.startswith("file:"):
+        return url
     absolute = os.path.abspath(path)  # a worker may change its directory later
     if not os.path.isdir(os.path.dirname(absolute)):
         raise _unfit(url, f"the folder {os.path.dirname(absolute)!r} does not exist. Make it first.")

@@ -1,0 +1,159 @@
+"""The one way to change a status: every move of `states.py` works, every other is refused, one racer wins."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from itertools import product
+
+import pytest
+from sqlalchemy import Table, select
+
+from think_celery.states import (
+    OUTBOX_MOVES,
+    STEP_MOVES,
+    SUBMISSION_MOVES,
+    WORKFLOW_MOVES,
+    OutboxStatus,
+    StepStatus,
+    SubmissionStatus,
+    WorkflowStatus,
+)
+from think_celery.store import tables
+from think_celery.store.moves import move
+
+NOW = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def submission(name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "agent_id": name,
+        "agent_class": "A",
+        "agent_name": "x",
+        "kind": "submit",
+        "epoch": 0,
+        "fingerprint": "f",
+    }
+
+
+def workflow(name: str) -> dict[str, object]:
+    return {
+        "key": name,
+        "workflow": "W",
+        "workflow_id": name,
+        "version": "1",
+        "agent_class": "A",
+        "agent_name": "x",
+        "params": "{}",
+    }
+
+
+def step(name: str) -> dict[str, object]:
+    return {"workflow_key": "w", "run": 1, "step": name, "position": 0, "kind": "do"}
+
+
+def news(name: str) -> dict[str, object]:
+    return {"id": name, "dedupe_key": name, "workflow_key": "w", "run": 1, "event_type": "e"}
+
+
+NOUNS = [
+    pytest.param(tables.submissions, "id", submission, SubmissionStatus, SUBMISSION_MOVES, id="submission"),
+    pytest.param(tables.workflows, "key", workflow, WorkflowStatus, WORKFLOW_MOVES, id="workflow"),
+    pytest.param(tables.steps, "step", step, StepStatus, STEP_MOVES, id="step"),
+    pytest.param(tables.outbox, "id", news, OutboxStatus, OUTBOX_MOVES, id="outbox"),
+]
+
+
+def insert(db, table: Table, row: dict[str, object], status: str) -> None:
+    db.transact(lambda tx: tx.execute(table.insert().values(**row, status=status, created_at=NOW)))
+
+
+@pytest.mark.parametrize(("table", "key", "row", "statuses", "moves"), NOUNS)
+def test_exactly_the_listed_moves_work(db, table, key, row, statuses, moves):
+    """Each move that `states.py` lists moves the row; each other one returns False and leaves it as it is."""
+    pairs = {f"{source} to {to}": (source, to) for source, to in product(statuses, statuses)}
+    for name, (source, _) in pairs.items():
+        insert(db, table, row(name), source)
+
+    moved = {
+        pair
+        for name, pair in pairs.items()
+        if db.transact(lambda tx, n=name, to=pair[1]: move(tx, table, table.c[key] == n, to, allowed=moves))
+    }
+
+    assert moved == {(source, to) for source, targets in moves.items() for to in targets}
+    stored = db.read(lambda tx: tx.execute(select(table.c[key], table.c.status)).all())
+    assert dict(map(tuple, stored)) == {
+        name: str(to if (source, to) in moved else source) for name, (source, to) in pairs.items()
+    }
+
+
+def test_a_refused_move_changes_no_other_column(db):
+    """A call that comes too late writes nothing at all: an answer never overwrites another outcome."""
+    insert(db, tables.submissions, submission("s"), SubmissionStatus.ABORTED)
+
+    late = db.transact(
+        lambda tx: move(
+            tx,
+            tables.submissions,
+            tables.submissions.c.id == "s",
+            SubmissionStatus.COMPLETED,
+            allowed=SUBMISSION_MOVES,
+            error="late",
+            attempts=9,
+        )
+    )
+
+    row = db.read(lambda tx: tx.execute(select(tables.submissions)).one())
+    assert late is False
+    assert (row.status, row.error, row.attempts) == ("aborted", None, 0)
+
+
+def test_a_named_source_excludes_every_other(db):
+    """With a source named, a claim of a pending row can't take over one that runs, although that is a move."""
+    insert(db, tables.submissions, submission("s"), SubmissionStatus.RUNNING)
+
+    claimed = db.transact(
+        lambda tx: move(
+            tx,
+            tables.submissions,
+            tables.submissions.c.id == "s",
+            SubmissionStatus.RUNNING,
+            allowed=SUBMISSION_MOVES,
+            source=SubmissionStatus.PENDING,
+        )
+    )
+
+    assert claimed is False
+
+
+@pytest.mark.parametrize(
+    ("to", "source"),
+    [
+        (SubmissionStatus.RUNNING, SubmissionStatus.PENDING),
+        (SubmissionStatus.ABORTED, None),
+    ],
+)
+def test_of_racing_calls_exactly_one_wins(db, to, source):
+    """Twelve threads at a barrier make the same move of one row: one returns True, eleven False."""
+    for turn in range(5):
+        insert(db, tables.submissions, submission(f"s{turn}"), SubmissionStatus.PENDING)
+        barrier = threading.Barrier(12)
+
+        def race(turn=turn, barrier=barrier):
+            barrier.wait()
+            return db.transact(
+                lambda tx: move(
+                    tx,
+                    tables.submissions,
+                    tables.submissions.c.id == f"s{turn}",
+                    to,
+                    allowed=SUBMISSION_MOVES,
+                    source=source,
+                )
+            )
+
+        with ThreadPoolExecutor(12) as pool:
+            won = [future.result() for future in [pool.submit(race) for _ in range(12)]]
+
+        assert sorted(won) == [False] * 11 + [True]
