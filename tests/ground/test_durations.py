@@ -1,0 +1,67 @@
+"""Spans of time: seconds, `timedelta`, words, ISO 8601."""
+
+from datetime import timedelta
+
+import pytest
+
+from think_celery.durations import as_timedelta
+from think_celery.errors import InvalidDuration
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        (0, 0),
+        (30, 30),
+        (1.5, 1.5),
+        (timedelta(minutes=2), 120),
+        ("10 seconds", 10),
+        ("3 days", 3 * 86400),
+        (" 1 week ", 7 * 86400),
+        ("1h30m", 5400),
+        ("2 days, 3 hours", 183600),
+        ("500ms", 0.5),
+        ("45", 45),
+        ("P3D", 3 * 86400),
+        ("PT1H30M", 5400),
+        ("p1dT2h", 93600),
+    ],
+)
+def test_a_span_is_read_from_all_its_spellings(given, seconds):
+    """Durations everywhere: seconds, `timedelta`, or words (design §7); ISO 8601 too."""
+    assert as_timedelta(given) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        -1,
+        -0.001,
+        timedelta(seconds=-1),
+        "-3 days",
+        "-P3D",
+        "P-3D",
+        float("nan"),
+        float("inf"),
+        1e300,
+        10**400,
+        "99999999999999999999 days",
+        True,
+        None,
+        "",
+        "  ",
+        "soon",
+        "3 fortnights of days",
+        "P",
+        "PX",
+        b"3 days",
+        [3],
+    ],
+)
+def test_what_is_no_span_is_refused(given):
+    """Negative, endless and unreadable spans, and a bool, which is surely a slip, are errors that show a right one."""
+    with pytest.raises(InvalidDuration) as refused:
+        as_timedelta(given, "timeout")
+
+    assert f"timeout={given!r} is no span of time" in str(refused.value)
+    assert '"3 days"' in str(refused.value)
