@@ -18,8 +18,8 @@ class PlainJsonSchema(GenerateJsonSchema):
 
     A ``Decimal`` is a number or a string, without the look-around pattern that some versions of pydantic
     write: engines refuse it, and it does not match scientific notation. Titles made up from field names
-    are left out, for they tell a model nothing new. A union of which JSON Schema can't express an
-    alternative is refused; pydantic would leave the alternative out.
+    are left out, for they tell a model nothing new. What JSON Schema can't express is refused, also where
+    pydantic would leave it out (an alternative of a union) or allow anything (a class).
     """
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
@@ -27,6 +27,9 @@ class PlainJsonSchema(GenerateJsonSchema):
         bounds = {key: _as_json_number(schema[key]) for key in _BOUNDS if key in schema}  # type: ignore[literal-required]
         self.update_with_validations(number, bounds, self.ValidationsMapping.numeric)
         return {"anyOf": [number, dict(DECIMAL)]}
+
+    def is_subclass_schema(self, schema: core_schema.IsSubclassSchema) -> JsonSchemaValue:
+        return self.handle_invalid_for_json_schema(schema, "a class")
 
     def field_title_should_be_set(self, schema: object) -> bool:
         return False
