@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -140,9 +141,7 @@ def tool_call_frames(
         call_id = ids[index] if ids else f"call_{index}"
         frames.append(chunk(fragment(index, "", call_id=call_id, name=name)))
         size = max(-(-len(written) // 3), 1)
-        frames += [
-            chunk(fragment(index, written[at : at + size])) for at in range(0, len(written), size)
-        ]
+        frames += [chunk(fragment(index, written[at : at + size])) for at in range(0, len(written), size)]
     return [*frames, chunk(finish=finish), usage(), DONE]
 
 
@@ -354,7 +353,5 @@ def _as_response(given: Response | Iterable[Piece]) -> Response:
 
 
 def _shut(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass

@@ -250,7 +250,9 @@ class _Reader:
     def _all(self, start: bytes) -> Iterator[bytes]:
         yield start
         try:
-            yield from self._chunks
+            # `yield from` would close the response together with this generator, before the drain.
+            for chunk in self._chunks:  # noqa: UP028
+                yield chunk
         except httpx.HTTPError:
             # Once the answer is whole, a connection that breaks (or that our guard cuts) takes nothing away.
             if not self._answer.finished or self._guard.aborted:

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from think_celery.errors import ModelError
 from think_celery.ids import short_hash
-from think_celery.messages import FilePart, Part, StepStartPart, TextPart, ToolPart, UIMessage, clean
+from think_celery.messages import FilePart, Part, StepStartPart, TextPart, ToolPart, UIMessage, json_value
 from think_celery.protocols import ForcedTool, ModelRequest, ToolSpec
 from think_celery.providers.toolcalls import UniqueIds
 
@@ -153,12 +151,8 @@ def _result(call: ToolPart) -> str:
 def _dumps(value: Any) -> str:
     """JSON that any server can read: no NaN, no lone surrogate."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=to_jsonable_python)
-    except ValueError:
-        value = to_jsonable_python(value, inf_nan_mode="null")
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    try:
         text.encode("utf-8")
-    except UnicodeEncodeError:
-        text = json.dumps(clean(json.loads(text)), ensure_ascii=False)
-    return text
+        return text
+    except (ValueError, TypeError):
+        return json.dumps(json_value(value), ensure_ascii=False)

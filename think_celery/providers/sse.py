@@ -39,22 +39,22 @@ class SseDecoder:
         Raises:
             ModelError: An event is larger than ``max_event_bytes``.
         """
-        if self._after_cr and chunk:
+        if not chunk:
+            return
+        if self._after_cr:
             self._after_cr = False
-            if chunk.startswith(b"\n"):
-                chunk = chunk[1:]
+            chunk = chunk.removeprefix(b"\n")
+        # Only a CR at the very end may have its LF still to come.
+        self._after_cr = chunk.endswith(b"\r")
         for piece in chunk.splitlines(keepends=True):
             self._check(len(piece))
             if not piece.endswith((b"\r", b"\n")):
                 self._line += piece
                 return
-            self._after_cr = piece.endswith(b"\r")
             event = self._take_line(bytes(self._line) + piece.rstrip(b"\r\n"))
             self._line.clear()
             if event is not None:
                 yield event
-        # A CR in the middle of a chunk had its LF looked at already; only one at the end is still open.
-        self._after_cr = chunk.endswith(b"\r")
 
     def end(self) -> ServerSentEvent | None:
         """The event that the stream left without its closing blank line, if any.
@@ -62,9 +62,10 @@ class SseDecoder:
         The standard drops it. Servers that forget the last blank line are common, and a cut event is found out
         by its JSON, so it is given.
         """
-        self._take_line(bytes(self._line))
-        self._line.clear()
-        return self._take_line(b"")
+        if self._line:
+            self._take_line(bytes(self._line))
+            self._line.clear()
+        return self._dispatch()
 
     def _take_line(self, line: bytes) -> ServerSentEvent | None:
         if self._first_line:
