@@ -9,7 +9,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnot
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
 
-from think_celery.errors import UnsupportedSchema
+from think_celery.errors import InvalidValue, UnsupportedSchema
 from think_celery.jsontext import DECIMAL, JsonSchema, path_text, read_json, schema_problems
 
 
@@ -76,7 +76,8 @@ def check_answer(schema: JsonSchema, arguments_text: str | None) -> tuple[Any, l
         value = read_json(arguments_text, schema)
     except ValueError as error:
         return None, [f"{path_text(())}: it is not valid JSON: {error}"]
-    return value, schema_problems(schema, value)
+    # As numbers, for bounds do not hold for the strings that some of them have become.
+    return value, schema_problems(schema, read_json(arguments_text))
 
 
 def validate_output(output: Any, value: Any) -> Any:
@@ -86,6 +87,38 @@ def validate_output(output: Any, value: Any) -> Any:
         pydantic.ValidationError: It does not fit; :func:`validation_problems` names the paths.
     """
     return TypeAdapter(output).validate_json(json.dumps(value))
+
+
+def read_output(output: Any, value: Any) -> tuple[Any, list[str]]:
+    """Like :func:`validate_output`, but says what does not fit; with problems the value is ``None``.
+
+    An error of a validator's own counts as one: the answer is no better for it.
+    """
+    try:
+        return validate_output(output, value), []
+    except ValidationError as error:
+        return None, validation_problems(error)
+    except Exception as error:
+        return None, [f"its validation failed: {type(error).__name__}: {error}"]
+
+
+def as_type(kind: Any, value: Any, what: str) -> Any:
+    """*value*, which code has made, as an instance of *kind*; *what* is what to call it in the error.
+
+    Raises:
+        InvalidValue: It does not fit, or *kind* is no type that can be checked.
+    """
+    name = getattr(kind, "__name__", None) or repr(kind)
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        problems = "; ".join(validation_problems(error))
+        raise InvalidValue(f"{what} does not fit {name}: {problems}. Pass what the type asks for.") from error
+    except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        raise InvalidValue(
+            f"{what} can't be checked against {name} ({error.message}). Use a pydantic model, a dataclass, a "
+            "TypedDict or a plain type."
+        ) from error
 
 
 def validation_problems(error: ValidationError) -> list[str]:
