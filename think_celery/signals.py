@@ -43,8 +43,14 @@ class AbortSignal:
             self.reason = reason
             self._event.set()
             callbacks, self._callbacks = self._callbacks, []
+        failures = []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception as error:  # the others must be told all the same
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 class AbortController:

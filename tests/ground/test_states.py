@@ -1,0 +1,74 @@
+"""Every status and every allowed move."""
+
+import pytest
+
+from think_celery import states
+from think_celery.states import (
+    OUTBOX_MOVES,
+    STEP_MOVES,
+    SUBMISSION_MOVES,
+    WORKFLOW_MOVES,
+    OutboxStatus,
+    StepStatus,
+    SubmissionStatus,
+    WorkflowStatus,
+    is_terminal,
+)
+
+MACHINES = [
+    (
+        SubmissionStatus,
+        SUBMISSION_MOVES,
+        {
+            "pending": "running aborted skipped error",
+            "running": "running pending completed aborted error",
+            "completed": "",
+            "aborted": "",
+            "skipped": "",
+            "error": "",
+        },
+    ),
+    (
+        WorkflowStatus,
+        WORKFLOW_MOVES,
+        {
+            "queued": "running paused terminated",
+            "running": "running queued waiting paused complete errored terminated",
+            "waiting": "queued paused terminated",
+            "paused": "queued terminated",
+            "complete": "",
+            "errored": "",
+            "terminated": "",
+        },
+    ),
+    (
+        StepStatus,
+        STEP_MOVES,
+        {"waiting": "done failed", "retrying": "retrying done failed", "done": "", "failed": ""},
+    ),
+    (OutboxStatus, OUTBOX_MOVES, {"pending": "delivered dropped", "delivered": "", "dropped": ""}),
+]
+
+
+@pytest.mark.parametrize(("statuses", "moves", "table"), MACHINES, ids=[row[0].__name__ for row in MACHINES])
+def test_the_moves_are_those_of_the_design(statuses, moves, table):
+    """Design §4: each status, each move out of it, and no other; every status is a plain word."""
+    assert [str(status) for status in statuses] == list(table)
+    assert {str(status): moves.get(status, frozenset()) for status in statuses} == {
+        name: frozenset(targets.split()) for name, targets in table.items()
+    }
+
+
+@pytest.mark.parametrize(("statuses", "moves", "table"), MACHINES, ids=[row[0].__name__ for row in MACHINES])
+def test_nothing_leaves_a_terminal_status(statuses, moves, table):
+    """Promise 5: terminal is what has no way out, and only that."""
+    assert {str(status) for status in statuses if is_terminal(status)} == {
+        name for name, targets in table.items() if not targets
+    }
+
+
+def test_every_machine_is_listed_here():
+    """A new status class must get its table above."""
+    classes = {name for name in vars(states) if name.endswith("Status")}
+
+    assert classes == {row[0].__name__ for row in MACHINES}
