@@ -432,7 +432,11 @@ class InvalidFinalAnswer(TurnError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
-        return f"The model's final answer does not fit its schema: {'; '.join(self.problems)}"
+        return (
+            f"The model's final answer does not fit its schema: {'; '.join(self.problems)}. It is never repaired "
+            "silently: describe the fields better, loosen the output type, or let the model try again with "
+            "output_retries=1."
+        )
 
 
 class NothingToAnswer(TurnError):
@@ -453,7 +457,10 @@ class TurnTimeout(TurnError):
         self.seconds = seconds
 
     def __str__(self) -> str:
-        return f"The turn took longer than think_turn_timeout ({self.seconds:g} s) and was ended."
+        return (
+            f"The turn took longer than think_turn_timeout ({self.seconds:g} s) and was ended. Give the agent less "
+            "to do in one turn, give its slow tools a timeout of their own, or raise the setting."
+        )
 
 
 class TooManyAttempts(TurnError):
@@ -615,7 +622,10 @@ class WorkflowTimeoutError(WorkflowError):
         self.step, self.seconds = step, seconds
 
     def __str__(self) -> str:
-        return f"Step {self.step!r} waited {self.seconds:g} s, and what it waited for did not come."
+        return (
+            f"Step {self.step!r} waited {self.seconds:g} s, and what it waited for did not come. Pass a longer "
+            "timeout=, or catch this error where the workflow can go on without it."
+        )
 
 
 class ThinkPromptError(WorkflowError):
@@ -654,9 +664,10 @@ class ThinkPromptTimeoutError(ThinkPromptError, WorkflowTimeoutError):
     def __init__(
         self, submission_id: str, status: str, workflow_id: str, step: str, reason: str, seconds: float
     ) -> None:
-        ThinkPromptError.__init__(self, submission_id, status, workflow_id, step, reason)
+        WorkflowTimeoutError.__init__(self, step, seconds)
+        self.submission_id, self.status, self.workflow_id = submission_id, status, workflow_id
+        self.reason = reason
         self.args = (submission_id, status, workflow_id, step, reason, seconds)
-        self.seconds = seconds
 
 
 # --- the engine's own -----------------------------------------------------------------------------
