@@ -500,13 +500,18 @@ class TestRefusals:
             ask(model)
         assert failed.value.retryable
 
-    def test_an_error_body_that_never_ends(self, server, model):
-        """FR-81: the limit of time holds for a refusal's body too."""
-        server.script(Response(pieces=[b"{", HANG], status=500))
+    @pytest.mark.parametrize(("status", "retryable"), [(500, True), (401, False)])
+    @pytest.mark.parametrize("end", [HANG, CUT_OFF])
+    def test_a_refusal_whose_body_never_ends(self, server, model, status, retryable, end):
+        """FR-81: the limit of time holds for its body too, and the status still says whether to ask again."""
+        server.script(Response(pieces=[b"no such luck", end], status=status))
+        began = time.monotonic()
 
-        with pytest.raises(ModelError) as failed:
+        with pytest.raises(ModelError, match=f"HTTP {status}: no such luck") as failed:
             ask(model, timeouts=limits(first_token=0.3))
-        assert failed.value.retryable
+
+        assert failed.value.retryable is retryable
+        assert time.monotonic() - began < 1
 
 
 class TestTheRequest:

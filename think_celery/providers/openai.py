@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -139,7 +140,8 @@ class OpenAIModel:
         """The error to raise. What *watched* did comes first: all else may only be its consequence."""
         if watched.aborted:
             return self._aborted(watched.fired)
-        if watched.fired is not None:
+        refused = isinstance(error, ModelError) and error.status_code is not None
+        if watched.fired is not None and not refused:
             return self._named(ModelError(watched.fired, retryable=True))
         match error:
             case ModelError():
@@ -174,7 +176,6 @@ class _Reader:
         self, response: httpx.Response, watched: Guard, limits: ModelTimeouts, answer: Answer
     ) -> None:
         self._guard, self._answer = watched, answer
-        self._response = response
         self._chunks = response.iter_bytes()
         self._gap = limits.token_gap
         self._gap_reason = f"no token came for {limits.token_gap:g} s in the middle of the answer"
@@ -290,11 +291,9 @@ class _Reader:
 
     def _drain(self) -> None:
         self._guard.extend(DRAIN_SECONDS, "the body did not end after [DONE]")
-        try:
+        with suppress(httpx.HTTPError):
             for _ in self._chunks:
                 pass
-        except httpx.HTTPError:
-            pass
 
 
 def _completions_url(name: str, base_url: str) -> str:
@@ -316,9 +315,11 @@ def _parsed(text: str) -> Any:
 
 
 def _read_some(response: httpx.Response, watched: Guard) -> bytes:
+    """The body of a refusal, as far as it comes. The status alone says enough to go by."""
     body = bytearray()
-    for chunk in response.iter_bytes():
-        body += chunk
-        if len(body) > _ERROR_BODY_BYTES or watched.fired is not None:
-            break
+    with suppress(httpx.HTTPError):
+        for chunk in response.iter_bytes():
+            body += chunk
+            if len(body) > _ERROR_BODY_BYTES or watched.fired is not None:
+                break
     return bytes(body)
