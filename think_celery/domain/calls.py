@@ -77,7 +77,7 @@ class _Helper(Generic[T]):
         outcome: Done[T] | Failed
         try:
             outcome = run(self._function)
-        except KeyboardInterrupt as error:  # nobody pressed anything in this thread
+        except BaseException as error:  # signals don't come to this thread: the function made it up
             outcome = Failed(error)
         with self._lock:
             self._outcome = outcome
@@ -100,13 +100,18 @@ class _Helper(Generic[T]):
             return self._outcome
 
 
+def interrupts(error: BaseException) -> bool:
+    """Whether it was not the code's own doing but came from outside: Ctrl-C, or Celery's soft time limit."""
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SoftTimeLimitExceeded"
+
+
 def run(function: Callable[[], T]) -> Done[T] | Failed:
-    """Call *function* here, and say how it went. A ``KeyboardInterrupt`` is not its failure, and goes on."""
+    """Call *function* here, and say how it went. What interrupts it is not its failure, and goes on."""
     try:
         return Done(function())
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        if interrupts(error):
+            raise
         return Failed(error)
 
 

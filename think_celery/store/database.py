@@ -97,6 +97,16 @@ class Tx:
         moved = microseconds + plus // MICROSECOND if plus else microseconds
         return type_coerce(select(moved).scalar_subquery(), UtcDateTime)
 
+    def limit(self, span: timedelta) -> None:
+        """Let no statement of this transaction, and no pause between two, take longer than *span*.
+
+        PostgreSQL ends the statement or the session itself; SQLite has no such limit.
+        """
+        if self.postgres:
+            milliseconds = max(1, span // timedelta(milliseconds=1))
+            self.conn.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
+            self.conn.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
+
     def insert(self, table: Table) -> Any:
         """An INSERT of this database's dialect, which has ``on_conflict_do_nothing``."""
         return postgresql.insert(table) if self.postgres else sqlite.insert(table)
@@ -195,6 +205,23 @@ class Database:
         *work* must be safe to repeat: after a deadlock, a serialization failure, SQLITE_BUSY, or a
         connection that was found dead before the commit, it runs again, up to 5 times.
         """
+        return self._transact(work, lambda: True)
+
+    def once(self, work: Callable[[Tx], T]) -> T:
+        """Like :meth:`transact`, but *work* is called once at most: it is a user's, and may have effects.
+
+        Only what comes before it (a connection, the lock of SQLite's one writer) is tried again.
+        """
+        begun = False
+
+        def marked(tx: Tx) -> T:
+            nonlocal begun
+            begun = True
+            return work(tx)
+
+        return self._transact(marked, lambda: not begun)
+
+    def _transact(self, work: Callable[[Tx], T], may_repeat: Callable[[], bool]) -> T:
         for attempt in range(1, REPEATS + 2):
             committing = False
             try:
@@ -209,7 +236,7 @@ class Database:
                         transaction.rollback()
                         raise
             except DBAPIError as error:
-                if attempt > REPEATS or not _worth_repeating(error, committing):
+                if attempt > REPEATS or not may_repeat() or not _worth_repeating(error, committing):
                     raise
                 _pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
                 continue

@@ -255,6 +255,14 @@ def wake_due(tx: Tx, key: str) -> Row[Any] | None:
     return _queue(tx, and_(workflows.c.key == key, _due(tx)), key)
 
 
+def next_wake(tx: Tx) -> datetime | None:
+    """When the next waiting run's time comes; ``None`` where none waits for a time."""
+    statement = select(workflows.c.wake_at).where(
+        workflows.c.status == WorkflowStatus.WAITING, workflows.c.wake_at.is_not(None)
+    )
+    return tx.execute(statement.order_by(workflows.c.wake_at).limit(1)).scalar()
+
+
 def unread(tx: Tx, limit: int) -> Sequence[str]:
     """Waiting runs with an event that they were not woken for. There are none, or a rule was broken."""
     statement = select(workflows.c.key).where(_unread()).order_by(workflows.c.key).limit(limit)

@@ -1,0 +1,328 @@
+"""Take a workflow run as far as it goes now: claim it, replay its code, park or end it.
+
+Only one worker does this at a time: the claim takes the lease that is in the workflow's row, and every write
+of the pass is fenced by its token.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from think_celery import serialization
+from think_celery.domain import calls, outbox
+from think_celery.domain.journal import Journal, describe
+from think_celery.domain.outcomes import Outcome, Word
+from think_celery.domain.replay import MARGIN_SECONDS, STEP_TIMEOUT_SECONDS, Replay, Stop
+from think_celery.domain.steps import ThinkWorkflowStep
+from think_celery.errors import (
+    ConfigurationError,
+    LeaseLost,
+    ReplayMismatch,
+    Suspend,
+    SuspendSwallowed,
+    TooManyAttempts,
+    UnreadableValue,
+)
+from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.runtime import agent_classes, workflow_classes
+from think_celery.states import WorkflowStatus
+from think_celery.store import lines, steps, workflows
+from think_celery.store.database import Tx
+from think_celery.store.lines import Lease
+from think_celery.store.submissions import MISSED_AFTER
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.workflows")
+
+T = TypeVar("T")
+Params = TypeVar("Params")
+
+MAX_TAKEOVERS = 1000
+"""Claims since the last park; a run that comes there goes round in circles."""
+
+PASS_SECONDS = STEP_TIMEOUT_SECONDS + MARGIN_SECONDS
+_AGAIN_SECONDS = 1.0
+
+_NOT_NOW: dict[WorkflowStatus, Word] = {
+    WorkflowStatus.RUNNING: "busy",
+    WorkflowStatus.QUEUED: "busy",
+    WorkflowStatus.WAITING: "waiting",
+    WorkflowStatus.PAUSED: "paused",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkflowEvent(Generic[Params]):
+    """What a workflow was started with: the first argument of ``run``."""
+
+    payload: Params
+    workflow_id: str
+    workflow_name: str
+    created_at: datetime
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A run in hand: its row at the claim, its class, its lease, and the journal so far."""
+
+    row: Any
+    cls: Any
+    lease: Lease
+    journal: Sequence[Any]
+
+    @property
+    def ref(self) -> WorkflowRef:
+        """Which workflow."""
+        return WorkflowRef(self.row.workflow, self.row.workflow_id)
+
+
+def advance(rt: "Runtime", workflow: str, workflow_id: str) -> Outcome:
+    """Take that workflow further if it waits for a worker, and say how it went."""
+    claim = claim_run(rt, WorkflowRef(workflow, workflow_id))
+    if isinstance(claim, Outcome):
+        return claim
+    rt.failpoint("workflow:claimed")
+    attempts, journal = claim.row.attempts, claim.journal
+    with rt.monitor.hold(claim.lease, seconds=PASS_SECONDS) as hold:
+        while True:
+            replay = Replay(
+                rt=rt,
+                workflow=claim.ref,
+                run=claim.row.run,
+                agent=AgentRef(claim.row.agent_class, claim.row.agent_name),
+                queue=claim.row.queue,
+                hold=hold,
+                journal=Journal(claim.row.key, workflow_id, claim.row.run, journal),
+                attempts=attempts,
+            )
+            outcome = _Pass(claim, replay).run()
+            if isinstance(outcome, Outcome):
+                return outcome
+            attempts, journal = replay.attempts, outcome  # an event came while it parked: look again
+
+
+def claim_run(rt: "Runtime", ref: WorkflowRef) -> Claim | Outcome:
+    """Take a run that waits for a worker, with one more attempt counted; else say why not."""
+    process_id = rt.monitor.process_id()
+
+    def work(tx: Tx) -> Claim | Outcome:
+        seen = workflows.get(tx, ref.key)
+        if seen is None:
+            return Outcome("not-found")
+        if seen.status in workflows.TERMINAL:
+            return Outcome("ended-before")
+        cls = _class_of(seen)
+        if cls is None:
+            return Outcome("unknown-class")
+        row = workflows.claim(tx, ref.key, process_id, timedelta(seconds=PASS_SECONDS))
+        if row is None:
+            return Outcome(_NOT_NOW.get(WorkflowStatus(seen.status), "busy"))
+        lease = Lease(kind="workflow", key=row.key, process_id=process_id, token=row.token)
+        if row.attempts > rt.settings.max_attempts or row.takeovers > MAX_TAKEOVERS:
+            deaths = row.attempts - 1 if row.attempts > rt.settings.max_attempts else row.takeovers - 1
+            return _failed(tx, ref, lease, TooManyAttempts(f"Workflow {ref}", deaths))
+        return Claim(row=row, cls=cls, lease=lease, journal=steps.of_run(tx, row.key, row.run))
+
+    return rt.db.transact(work)
+
+
+def _class_of(row: Any) -> Any:
+    """The class that runs the row here; ``None`` (said in the log) where this process lacks it."""
+    try:
+        cls = workflow_classes.get(row.workflow)
+        agent_classes.get(row.agent_class)
+    except ConfigurationError as error:
+        logger.error("workflow %s %s waits: %s", row.workflow, row.workflow_id, error)
+        return None
+    if cls.version != row.version:
+        logger.error(
+            "workflow %s %s waits: it was started by version %r of its class, and this worker has %r. "
+            "Keep a worker with the old code until its runs have ended.",
+            row.workflow,
+            row.workflow_id,
+            row.version,
+            cls.version,
+        )
+        return None
+    return cls
+
+
+def _failed(tx: Tx, ref: WorkflowRef, lease: Lease, error: BaseException) -> Outcome:
+    error_type, text = describe(error)
+    if not workflows.fail(tx, lease, error_type, text):
+        raise LeaseLost(str(lease))
+    logger.warning(
+        "%s ended in error (%s)",
+        ref,
+        error_type,
+        extra={"think_event": "workflow.errored", "think_workflow": ref.workflow_id},
+    )
+    return Outcome("error", ended=True, row=str(ref), error_type=error_type)
+
+
+class _Pass:
+    """One run of the user's code over the journal, and what becomes of the workflow then."""
+
+    def __init__(self, claim: Claim, replay: Replay) -> None:
+        self.rt, self.claim, self.replay = replay.rt, claim, replay
+        self.ref, self.lease, self.hold = claim.ref, claim.lease, replay.hold
+
+    def run(self) -> "Outcome | Sequence[Any]":
+        """How the run has ended or parked; or its journal, when it must look again."""
+        try:
+            event = self._event()
+        except UnreadableValue as error:
+            return self._paused(error)
+        self.hold.extend(PASS_SECONDS)
+        ended: calls.Result[Any]
+        try:
+            workflow = self.claim.cls.bound_to(self.rt, self.replay.agent)
+            ended = calls.Done(workflow.run(event, ThinkWorkflowStep(self.replay)))
+        except Exception as error:
+            ended = calls.Failed(error)
+        except (Suspend, SystemExit) as error:
+            ended = calls.Failed(error)
+        # Any other BaseException is the end of this worker: nothing of the run is touched on its way out.
+        self.hold.extend(PASS_SECONDS)
+        if self.replay.stop is not None:
+            return self._stopped(self.replay.stop, ended)
+        return self._returned(ended) if isinstance(ended, calls.Done) else self._raised(ended)
+
+    def _event(self) -> WorkflowEvent[Any]:
+        row = self.claim.row
+        return WorkflowEvent(
+            payload=serialization.loads(row.params),
+            workflow_id=row.workflow_id,
+            workflow_name=row.workflow,
+            created_at=row.created_at,
+            metadata=row.metadata or {},
+        )
+
+    # --- how it can go ----------------------------------------------------------------------------
+
+    def _stopped(self, stop: Stop, ended: "calls.Result[Any]") -> "Outcome | Sequence[Any]":
+        match stop.why:
+            case "lost":
+                logger.warning("%s: the lease was lost; another worker goes on", self.ref)
+                return Outcome("lease-lost")
+            case "unfit":
+                assert stop.error is not None
+                return self._paused(stop.error)
+            case "handed-over" | "interrupted":
+                return self._handed_over(orderly=stop.why == "handed-over")
+        if not (isinstance(ended, calls.Failed) and isinstance(ended.error, Suspend)):
+            return self._paused(SuspendSwallowed(self.ref.workflow_id, stop.step))
+        return self._parked(stop)
+
+    def _returned(self, ended: "calls.Done[Any]") -> Outcome:
+        try:
+            self.replay.journal.end("returned")
+        except ReplayMismatch as error:
+            return self._paused(error)
+        limit = self.rt.settings.max_payload
+        try:
+            output = serialization.dumps(ended.value, what="the result of run()", limit=limit)
+        except ValueError as error:
+            return self._ended_in_error(error)
+
+        def work(tx: Tx) -> Outcome:
+            self._must(workflows.complete(tx, self.lease, output))
+            return Outcome("complete", ended=True, row=str(self.ref))
+
+        return self._write("workflow:ended", work)
+
+    def _raised(self, ended: "calls.Result[Any]") -> Outcome:
+        assert isinstance(ended, calls.Failed)
+        error = ended.error
+        if calls.interrupts(error):
+            return self._handed_over(orderly=True)
+        try:
+            self.replay.journal.end(f"raised {type(error).__name__}")
+        except ReplayMismatch as mismatch:
+            mismatch.__cause__ = error
+            logger.warning("%s stopped where its journal goes on", self.ref, exc_info=error)
+            return self._paused(mismatch)
+        logger.info("%s raised", self.ref, exc_info=error)
+        return self._ended_in_error(error)
+
+    def _ended_in_error(self, error: BaseException) -> Outcome:
+        return self._write("workflow:ended", lambda tx: _failed(tx, self.ref, self.lease, error))
+
+    def _paused(self, error: BaseException) -> Outcome:
+        """Stop resumably."""
+        error_type, text = describe(error)
+
+        def work(tx: Tx) -> Outcome:
+            self._must(workflows.stop_resumably(tx, self.lease, error_type, text))
+            logger.error(
+                "%s is paused until it is resumed: %s",
+                self.ref,
+                text,
+                extra={"think_event": "workflow.paused", "think_workflow": self.ref.workflow_id},
+            )
+            return Outcome("paused", ended=True, row=str(self.ref), error_type=error_type)
+
+        return self._write("workflow:ended", work)
+
+    def _parked(self, stop: Stop) -> "Outcome | Sequence[Any]":
+        """Give the worker back, unless an event has come since the last look at the inbox."""
+
+        def work(tx: Tx) -> "Outcome | Sequence[Any]":
+            if workflows.park(tx, self.lease, stop.inbox, stop.wake_at):
+                return Outcome("parked")
+            row = self.claim.row
+            return steps.of_run(tx, row.key, row.run)
+
+        self.rt.failpoint("workflow:before-park")
+        return self._write("workflow:parked", work)
+
+    def _handed_over(self, *, orderly: bool) -> Outcome:
+        """Let another worker go on: at once after an orderly end, else when the tick knocks."""
+        after = MISSED_AFTER if orderly else MISSED_AFTER * 2 ** min(self.replay.attempts, 7)
+
+        def work(tx: Tx) -> Outcome:
+            row = workflows.hand_over(tx, self.lease, orderly=orderly, after=after)
+            self._must(row)
+            if orderly:
+                outbox.knock(self.rt, tx, row)
+            return Outcome("handed-over")
+
+        return self._write("workflow:handed-over", work)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _must(self, done: object) -> None:
+        if not done:
+            raise LeaseLost(str(self.lease))
+
+    def _write(self, point: str, work: Callable[[Tx], T]) -> T | Outcome:
+        """Run *work* in a fenced transaction; again and again while the database is away.
+
+        Nobody else would give this lease back as long as this process is alive.
+        """
+
+        def fenced(tx: Tx) -> T:
+            lines.fence(tx, self.lease)
+            return work(tx)
+
+        until = self.rt.clock.elapsed() + STEP_TIMEOUT_SECONDS
+        while True:
+            try:
+                result = self.rt.db.transact(fenced)
+            except LeaseLost:
+                logger.warning("%s: the lease was lost; another worker goes on", self.ref)
+                return Outcome("lease-lost")
+            except Exception:
+                stopping = self.rt.stopping.signal.aborted
+                if stopping or self.hold.lost or self.rt.clock.elapsed() >= until:
+                    raise
+                logger.exception("%s: could not store how its run went; trying again", self.ref)
+                self.rt.clock.sleep(_AGAIN_SECONDS, self.rt.stopping.signal)
+                continue
+            self.rt.failpoint(point)
+            return result

@@ -1,0 +1,354 @@
+"""Steps that call a function: ``step.do`` and ``step.transaction``."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from think_celery import schemas, serialization
+from think_celery.domain import calls
+from think_celery.domain.journal import Asked, Failure, failure_of
+from think_celery.domain.replay import (
+    IN_PLACE_SECONDS,
+    MARGIN_SECONDS,
+    STEP_TIMEOUT_SECONDS,
+    Replay,
+    StepContext,
+    inside,
+)
+from think_celery.durations import Duration, as_timedelta
+from think_celery.errors import (
+    AsyncNotSupported,
+    InvalidValue,
+    LeaseLost,
+    NonRetryableError,
+    StepMisuse,
+    Suspend,
+    TurnCancelled,
+)
+from think_celery.retries import Retry
+from think_celery.states import StepStatus
+from think_celery.store import lines, steps
+from think_celery.store.database import Tx
+
+logger = logging.getLogger("think_celery.workflows")
+
+NEVER = float("inf")
+TRANSACTION_SECONDS = 5.0
+"""The most that ``step.transaction`` may take; all the while it holds its row locks."""
+
+PERMANENT = (NonRetryableError, StepMisuse, AsyncNotSupported)
+NOT_THE_STEPS = (LeaseLost, Suspend, TurnCancelled)
+"""Ends of work of ours that comes through a step function: never counted as its failure."""
+
+Outcome = tuple[str, Any] | Failure
+"""The stored text and the value of a step that succeeded, or how it failed."""
+
+
+def do(
+    replay: Replay,
+    name: str,
+    function: Callable[..., Any],
+    retry: Retry | None,
+    timeout: Duration | None,
+    output: Any,
+) -> Any:
+    """Run *function* once and record what it returns; see ``Step.do``."""
+    replay.check(name)
+    takes_context = _takes(name, function, 1)
+    seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
+    asked = replay.ask(name, "do")
+
+    def once(attempt: int) -> Any:
+        context = StepContext(
+            attempt=attempt,
+            idempotency_key=f"{replay.workflow.workflow}:{replay.workflow.workflow_id}:{replay.run}:{asked.ref.step}",
+            signal=replay.hold.signal,
+        )
+
+        def body() -> Any:
+            return _inside(asked, lambda: function(context) if takes_context else function())
+
+        result = _watched(replay, asked, seconds, body)
+        replay.rt.failpoint(f"step:{asked.ref.step}:ran")
+        if isinstance(result, Failure):
+            return result
+        encoded = encode(replay, asked, result, output)
+        if not isinstance(encoded, Failure):
+            _record_done(replay, asked, encoded[0])
+        return encoded
+
+    return _tried(replay, asked, retry or Retry(), output, once)
+
+
+def transaction(
+    replay: Replay, name: str, function: Callable[..., Any], retry: Retry | None, output: Any
+) -> Any:
+    """Run *function* in the transaction that records it; see ``Step.transaction``."""
+    replay.check(name)
+    if not _takes(name, function, 1):
+        raise StepMisuse(name, "the function of step.transaction takes one argument: the connection.")
+    asked = replay.ask(name, "transaction")
+    return _tried(
+        replay, asked, retry or Retry(), output, lambda _: _in_transaction(replay, asked, function, output)
+    )
+
+
+# --- trying ---------------------------------------------------------------------------------------
+
+
+def _tried(replay: Replay, asked: Asked, retry: Retry, output: Any, once: Callable[[int], Outcome]) -> Any:
+    """The step's value: recorded, or of the first attempt that succeeds."""
+    if replay.is_done(asked):
+        return _typed(replay, asked, asked.row.output, output)
+    attempts, recorded = 0, asked.row is not None
+    if recorded:
+        attempts = asked.row.attempts
+        _await_next(replay, asked)
+    while True:
+        replay.before_effect(asked)
+        replay.rt.failpoint(f"step:{asked.ref.step}:before")
+        outcome = once(attempts + 1)
+        if not isinstance(outcome, Failure):
+            replay.rt.failpoint(f"step:{asked.ref.step}:committed")
+            return outcome[1]
+        attempts += 1
+        logger.warning(
+            "%s: attempt %d of step %r failed (%s)",
+            replay.workflow,
+            attempts,
+            asked.ref.step,
+            outcome.error_type,
+            extra={"think_event": "step.failed", "think_workflow": replay.workflow.workflow_id},
+        )
+        if outcome.permanent or attempts >= retry.max_attempts:
+            replay.fail(asked, outcome, attempts, recorded=recorded)
+        delay = retry.delay_before(attempts + 1)
+        _record_attempt(replay, asked, outcome, attempts, delay, recorded)
+        recorded = True
+        _await_next(replay, asked, delay)
+
+
+def _record_attempt(
+    replay: Replay, asked: Asked, failure: Failure, attempts: int, delay: timedelta, recorded: bool
+) -> None:
+    changes = {"attempts": attempts, **failure.columns()}
+
+    def store(tx: Tx, _: int) -> None:
+        if not recorded:
+            replay.must(steps.insert(tx, asked.ref, StepStatus.RETRYING, deadline=delay, **changes))
+        else:
+            replay.must(steps.try_later(tx, asked.ref, delay, **changes))
+
+    replay.write(asked, store)
+
+
+def _await_next(replay: Replay, asked: Asked, delay: timedelta | None = None) -> None:
+    """Wait until the next attempt is due: with the worker if that is soon, else parked."""
+    if delay is None:
+        delay = replay.guarded(asked, lambda: replay.rt.db.read(lambda tx: steps.due_in(tx, asked.ref)))
+    if delay.total_seconds() <= IN_PLACE_SECONDS:
+        replay.pause(asked, delay.total_seconds())
+        return
+
+    def look(tx: Tx, inbox: int) -> tuple[int, Any]:
+        return inbox, steps.get(tx, asked.ref)
+
+    inbox, row = replay.write(asked, look)
+    replay.park(asked, inbox, row.deadline_at)
+
+
+# --- one attempt ----------------------------------------------------------------------------------
+
+
+def _inside(asked: Asked, function: Callable[[], Any]) -> Any:
+    token = inside.set(asked.ref.step)
+    try:
+        return function()
+    finally:
+        inside.reset(token)
+
+
+def _watched(replay: Replay, asked: Asked, seconds: float | None, body: Callable[[], Any]) -> Any:
+    """What *body* returns, or a :class:`Failure`."""
+    hold = replay.hold
+    hold.extend(NEVER if seconds is None else seconds + MARGIN_SECONDS)
+    try:
+        result = calls.attempt(replay.rt, body, timeout=seconds, signal=hold.signal)
+    except Exception:
+        interrupted(replay, asked)
+    finally:
+        hold.extend(STEP_TIMEOUT_SECONDS + MARGIN_SECONDS)
+    match result:
+        case calls.Done(value):
+            return value
+        case calls.Failed(error):
+            return _raised(replay, asked, error)
+        case _:
+            replay.before_effect(asked)  # given up because the lease is lost: that is no failure of the step
+            text = str(calls.CallTimeout(seconds or 0.0))
+            return Failure(error_type="StepTimeout", error=text)
+
+
+def interrupted(replay: Replay, asked: Asked) -> NoReturn:
+    """Hand over: what came is not the step's error but the worker's own, Celery's soft time limit."""
+    logger.warning("%s: interrupted in step %r", replay.workflow, asked.ref.step)
+    replay.halt("handed-over", asked.ref.step)
+
+
+def _raised(replay: Replay, asked: Asked, error: BaseException) -> Failure:
+    if isinstance(error, NOT_THE_STEPS):
+        replay.before_effect(asked)
+        replay.halt("interrupted", asked.ref.step)
+    if not isinstance(error, Exception) and type(error) is not SystemExit:
+        raise error
+    failure = failure_of(error)
+    return failure.for_good() if isinstance(error, PERMANENT) else failure
+
+
+def encode(replay: Replay, asked: Asked, value: Any, output: Any) -> Outcome:
+    """A step's value as text, and as its caller gets it: read back from that text, now as on replay.
+
+    A value that can't be stored, or that does not fit *output*, is a failure which no retry can mend.
+    """
+    what = f"the result of step {asked.ref.step!r}"
+    try:
+        text = serialization.dumps(value, what=what, limit=replay.rt.settings.max_payload)
+        return text, _as_output(serialization.loads(text), output, what)
+    except InvalidValue as error:
+        return failure_of(error).for_good()
+
+
+def _as_output(value: Any, output: Any, what: str) -> Any:
+    return value if output is None else schemas.as_type(output, value, what)
+
+
+def _typed(replay: Replay, asked: Asked, text: str, output: Any) -> Any:
+    value = replay.value(asked, text)
+    try:
+        return _as_output(value, output, f"the recorded result of step {asked.ref.step!r}")
+    except InvalidValue as error:
+        replay.halt("unfit", asked.ref.step, error=error)
+
+
+def _record_done(replay: Replay, asked: Asked, text: str) -> None:
+    def store(tx: Tx, _: int) -> None:
+        _store_done(tx, asked, text)
+        replay.rt.failpoint(f"step:{asked.ref.step}:before-commit")
+
+    replay.write(asked, store)
+
+
+def _store_done(tx: Tx, asked: Asked, text: str) -> None:
+    values: dict[str, Any] = {"output": text, "error_type": None, "error": None, "trace": None}
+    if steps.insert(tx, asked.ref, StepStatus.DONE, **values) is None:
+        Replay.must(steps.settle(tx, asked.ref, StepStatus.DONE, **values))
+
+
+# --- step.transaction -----------------------------------------------------------------------------
+
+
+def _in_transaction(replay: Replay, asked: Asked, function: Callable[..., Any], output: Any) -> Outcome:
+    """One attempt: the function, its entry and, last, the fence, in one transaction that nothing repeats."""
+    rt = replay.rt
+    limit = timedelta(seconds=TRANSACTION_SECONDS)
+    if rt.db.engine.dialect.name == "sqlite":  # all other writers wait meanwhile
+        limit = min(limit, timedelta(seconds=rt.settings.lease_seconds / 3))
+    kept: list[Outcome] = []
+
+    def work(tx: Tx) -> None:
+        began = rt.clock.elapsed()
+        tx.limit(limit)
+        unit = tx.conn.get_transaction()
+        with rt.db.joining(tx):
+            value = _inside(asked, lambda: function(tx.conn))
+        if tx.conn.get_transaction() is not unit or unit is None or not unit.is_active:
+            raise StepMisuse(
+                asked.ref.step,
+                "its function ended the transaction itself. The step commits it, together with its journal "
+                "entry; use conn.begin_nested() for a part that may be undone.",
+            )
+        encoded = encode(replay, asked, value, output)
+        kept.append(encoded)
+        if isinstance(encoded, Failure):
+            raise _Undo
+        _store_done(tx, asked, encoded[0])
+        rt.failpoint(f"step:{asked.ref.step}:before-commit")
+        took = rt.clock.elapsed() - began
+        if took > limit.total_seconds():
+            kept.append(_too_long(took, limit))
+            raise _Undo
+        lines.fence(tx, replay.hold.lease)
+
+    try:
+        result = calls.run(lambda: rt.db.once(work))
+    except Exception:
+        interrupted(replay, asked)
+    rt.failpoint(f"step:{asked.ref.step}:ran")
+    match result:
+        case calls.Done():
+            return kept[-1]
+        case calls.Failed(error) if isinstance(error, _Undo):
+            return kept[-1]
+        case calls.Failed(error):
+            failure = _raised(replay, asked, error)
+            return _committed_after_all(replay, asked, output) or failure
+    raise AssertionError("unreachable")
+
+
+class _Undo(Exception):
+    """Rolls the step's transaction back; the reason is kept elsewhere."""
+
+
+def _too_long(took: float, limit: timedelta) -> Failure:
+    return Failure(
+        error_type="TransactionTooLong",
+        error=(
+            f"It took {took:.1f} s; {limit.total_seconds():g} s are allowed, for others wait for what it locks. It "
+            "was rolled back. Do slow work in a step.do before it."
+        ),
+    )
+
+
+def _committed_after_all(replay: Replay, asked: Asked, output: Any) -> Outcome | None:
+    """The step's outcome if its commit, whose answer was lost with the connection, has happened."""
+
+    def look(tx: Tx, _: int) -> Any:
+        return steps.get(tx, asked.ref)
+
+    row = replay.write(asked, look)
+    if row is None or row.status != StepStatus.DONE:
+        return None
+    return row.output, _typed(replay, asked, row.output, output)
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+def _takes(name: str, function: Callable[..., Any], most: int) -> bool:
+    """Whether the function has a parameter without a default, which gets the step's own argument.
+
+    Raises:
+        StepMisuse: It is no function, or has more of them.
+        AsyncNotSupported: It is an ``async def``.
+    """
+    if not callable(function):
+        raise StepMisuse(name, f"{function!r} is no function. Pass one that takes nothing, such as a lambda.")
+    if inspect.iscoroutinefunction(function):
+        raise AsyncNotSupported(f"The function of step {name!r}")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that doesn't tell
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in kinds]
+    keywords = [p for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+    if len(needed) > most or keywords:
+        missing = ", ".join(p.name for p in [*needed, *keywords])
+        raise StepMisuse(
+            name,
+            f"its function needs arguments that a step can't pass ({missing}). Wrap it: "
+            "lambda: function(first, second).",
+        )
+    return len(needed) == 1

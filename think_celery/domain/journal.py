@@ -1,0 +1,167 @@
+"""The journal of a workflow run: which steps its code asked for, in their order, and how each one went.
+
+Replaying is asking again: the i-th call of a pass must be the i-th recorded one, by kind and key. Keys are
+the steps' names, repeats numbered in the order of the calls (``charge``, ``charge#2``).
+"""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from think_celery import serialization
+from think_celery.errors import (
+    ReplayMismatch,
+    StepError,
+    ThinkPromptAbortedError,
+    ThinkPromptError,
+    ThinkPromptSkippedError,
+    ThinkPromptTimeoutError,
+    ThinkPromptValidationError,
+    WorkflowError,
+    WorkflowRejectedError,
+    WorkflowTimeoutError,
+)
+from think_celery.messages import clean
+from think_celery.states import StepStatus
+from think_celery.store.steps import StepRef
+
+MAX_ERROR, MAX_TRACE, MAX_TYPE = 20_000, 40_000, 200
+
+OWN_ERRORS: dict[str, type[WorkflowError]] = {
+    error.__name__: error
+    for error in (
+        WorkflowTimeoutError,
+        WorkflowRejectedError,
+        ThinkPromptError,
+        ThinkPromptAbortedError,
+        ThinkPromptSkippedError,
+        ThinkPromptValidationError,
+        ThinkPromptTimeoutError,
+    )
+}
+"""The errors that a recorded step raises again as themselves; every other one is a ``StepError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call of a step: which entry it is, and the entry's row if it is recorded already."""
+
+    ref: StepRef
+    row: Any
+
+    @property
+    def status(self) -> StepStatus | None:
+        """How the entry stands; ``None`` where the step was never asked for before."""
+        return None if self.row is None else StepStatus(self.row.status)
+
+
+class Journal:
+    """One pass over a run's entries."""
+
+    def __init__(self, workflow_key: str, workflow_id: str, run: int, rows: Sequence[Any]) -> None:
+        self._workflow_key, self._workflow_id, self._run = workflow_key, workflow_id, run
+        self._rows = rows
+        self._keys: set[str] = set()
+        self._asked = 0
+
+    def ask(self, name: str, kind: str) -> Asked:
+        """The entry of the step that the code asks for now.
+
+        Raises:
+            ReplayMismatch: Another one is recorded at this place.
+        """
+        position, key, number = self._asked, name, 1
+        while key in self._keys:
+            number += 1
+            key = f"{name}#{number}"
+        row = self._rows[position] if position < len(self._rows) else None
+        if row is not None and (row.step, row.kind) != (key, kind):
+            raise self._mismatch(row, f"{kind} {key!r}")
+        self._keys.add(key)
+        self._asked += 1
+        ref = StepRef(workflow_key=self._workflow_key, run=self._run, step=key, position=position, kind=kind)
+        return Asked(ref, row)
+
+    def end(self, how: str) -> None:
+        """Check that the code has asked for all that is recorded. *how* says how it ended.
+
+        Raises:
+            ReplayMismatch: It has not.
+        """
+        if self._asked < len(self._rows):
+            raise self._mismatch(self._rows[self._asked], f"nothing more: it {how}")
+
+    def _mismatch(self, row: Any, asked: str) -> ReplayMismatch:
+        return ReplayMismatch(self._workflow_id, row.position, f"{row.kind} {row.step!r}", asked)
+
+
+# --- errors as they are recorded ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """An error in the form in which it is recorded, so that the first pass raises what a replay raises."""
+
+    error_type: str
+    error: str
+    trace: str | None = None
+    output: str | None = None
+    permanent: bool = False
+
+    def for_good(self) -> "Failure":
+        """The same failure, as one that trying again can't mend."""
+        return replace(self, permanent=True)
+
+    def columns(self) -> dict[str, Any]:
+        """The values of the entry's columns."""
+        return {
+            "error_type": self.error_type,
+            "error": self.error,
+            "trace": self.trace,
+            "output": self.output,
+        }
+
+
+def storable(text: str, limit: int) -> str:
+    """*text* as a database takes it: no NUL, no half character, no more than *limit* characters."""
+    text = str(clean(text)).replace("\x00", "\N{SYMBOL FOR NULL}")
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """The type and the text of an error, storable; also of one whose own ``__str__`` fails."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"(its text can't be made: {type(broken).__name__})"
+    return storable(type(error).__name__, MAX_TYPE), storable(text, MAX_ERROR)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What a step function raised, as it is recorded."""
+    error_type, text = describe(error)
+    try:
+        lines = traceback.format_exception(error)
+    except Exception:
+        lines = traceback.format_tb(error.__traceback__)
+    # The end of a trace says most, so a long one loses its beginning.
+    trace = storable("".join(lines)[-MAX_TRACE:], MAX_TRACE)
+    return Failure(error_type=error_type, error=text, trace=trace)
+
+
+def own_failure(error: WorkflowError) -> Failure:
+    """One of our own errors, as it is recorded: its fields come back."""
+    error_type, text = describe(error)
+    fields = [storable(field, MAX_ERROR) if isinstance(field, str) else field for field in error.args]
+    return Failure(
+        error_type=error_type, error=text, output=serialization.dumps(fields, what="the error's fields")
+    )
+
+
+def recorded_error(step: str, failure: Failure | Any, attempts: int) -> WorkflowError:
+    """The error that a failed entry raises: from its :class:`Failure` on the first pass, its row on replay."""
+    own = OWN_ERRORS.get(failure.error_type)
+    if own is not None and failure.output is not None:
+        return own(*serialization.loads(failure.output))
+    return StepError(step, failure.error_type, failure.error, attempts)

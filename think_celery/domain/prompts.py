@@ -1,0 +1,323 @@
+"""``step.prompt``: a turn of an agent whose answer a workflow waits for.
+
+Two entries: ``<name>:submit`` is stored with the submission in one transaction, ``<name>:wait`` ends with
+the news of its terminal status, which comes through the outbox into the inbox.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from think_celery import schemas, serialization
+from think_celery.domain import submissions
+from think_celery.domain.journal import Asked, Failure, own_failure
+from think_celery.domain.replay import Replay
+from think_celery.domain.waits import Settled, wait
+from think_celery.durations import Duration, as_timedelta
+from think_celery.errors import (
+    DuplicateStep,
+    StepMisuse,
+    ThinkPromptAbortedError,
+    ThinkPromptError,
+    ThinkPromptSkippedError,
+    ThinkPromptTimeoutError,
+    ThinkPromptValidationError,
+)
+from think_celery.ids import short_hash
+from think_celery.messages import Messages, as_messages
+from think_celery.states import OutboxStatus, StepStatus, SubmissionStatus, is_terminal
+from think_celery.store import events, outbox, steps, workflows
+from think_celery.store import submissions as submission_rows
+from think_celery.store.database import Tx
+
+logger = logging.getLogger("think_celery.workflows")
+
+TIMED_OUT = "Workflow prompt wait timed out"
+ABORTED = "Think prompt was aborted"
+SKIPPED = "Think prompt was skipped"
+GONE = (
+    "its idempotency key belongs to a submission whose news does not come to this run any more: it was taken "
+    "before, or the submission was not made by this run. Give the prompt another name or `key`"
+)
+EVENT_TYPE = "think-prompt-"
+
+_READABLE_KEY = re.compile(r"[\w.@-]{1,40}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One prompt, ready to be submitted."""
+
+    label: str
+    key: str
+    messages: list[Any]
+    output: Any
+    schema: dict[str, Any]
+    max_steps: int | None
+
+    @property
+    def event_type(self) -> str:
+        """The type of the event that carries its news."""
+        return EVENT_TYPE + short_hash(self.key)
+
+
+def prompt(
+    replay: Replay,
+    name: str,
+    *,
+    prompt: Messages,
+    output: Any,
+    timeout: Duration | None,
+    key: str | None,
+    cancel_on_timeout: bool,
+    max_steps: int | None,
+) -> Any:
+    """Let the workflow's agent answer, and return the answer; see ``Step.prompt``."""
+    replay.check(name)
+    if key is not None and (not isinstance(key, str) or not key):
+        raise StepMisuse(name, f"key={key!r}: a key is a text that is not empty, such as an item's id.")
+    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
+        raise StepMisuse(name, f"max_steps={max_steps!r}: it must be a whole number, 1 or more.")
+    if (name, key) in replay.prompts:
+        raise DuplicateStep(name, replay.workflow.workflow_id)
+    span = None if timeout is None else as_timedelta(timeout, "timeout")
+    schema = schemas.output_schema(output)
+    messages = as_messages(prompt)
+    replay.prompts.add((name, key))
+
+    label = name if key is None else f"{name}[{key if _READABLE_KEY.fullmatch(key) else short_hash(key)}]"
+    asked = replay.ask(f"{label}:submit", "prompt-submit")
+    if not replay.is_done(asked):
+        replay.before_effect(asked)
+    ready = Prompt(
+        label=label,
+        key=idempotency_key(replay, name, key),
+        messages=messages,
+        output=output,
+        schema=schema,
+        max_steps=max_steps,
+    )
+    submission_id = _submit(replay, asked, ready)
+    waiting = replay.ask(f"{label}:wait", "prompt-wait")
+    return _answer(replay, waiting, ready, submission_id, span, cancel_on_timeout)
+
+
+def idempotency_key(replay: Replay, name: str, key: str | None) -> str:
+    """The submission's key: ``think-workflow:<workflow>:<id>:<step>``, with a hash of *key* where there is one."""
+    # The colons that tell the parts from each other are not left in the last one: ids may hold some.
+    step = name.replace("%", "%25").replace(":", "%3A")
+    parts = ["think-workflow", replay.workflow.workflow, replay.workflow.workflow_id, step]
+    return ":".join(parts if key is None else [*parts, short_hash(key)])
+
+
+# --- :submit --------------------------------------------------------------------------------------
+
+
+def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
+    """The id of the prompt's submission: recorded, or of the one that is accepted with its entry now."""
+    if asked.status is StepStatus.DONE:
+        return str(replay.value(asked, asked.row.output)["submission_id"])
+    rt, workflow = replay.rt, replay.workflow
+    agent = rt.make_agent(replay.agent.agent_class, replay.agent.name)
+    fingerprint = _fingerprint(agent, ready)
+    metadata = {
+        "workflow": workflow.workflow,
+        "workflow_id": workflow.workflow_id,
+        "run": replay.run,
+        "step": ready.label,
+        "event_type": ready.event_type,
+        "queue": replay.queue,
+        "fingerprint": fingerprint,
+    }
+
+    def store(tx: Tx, _: int) -> str | Failure:
+        row, accepted = submissions.accept(
+            rt,
+            tx,
+            replay.agent,
+            ready.messages,
+            kind="submit",
+            idempotency_key=ready.key,
+            metadata={"workflow": metadata},
+            structure={"schema": ready.schema, "max_steps": ready.max_steps},
+            waiting=submissions.Waiting(
+                workflow_key=workflow.key, run=replay.run, event_type=ready.event_type
+            ),
+            fingerprint=fingerprint,
+            queue=agent.queue or rt.settings.queue,
+        )
+        if not accepted:
+            _log_difference(replay, ready, row, fingerprint)
+            if not _news_comes(tx, replay, ready, row):
+                gone = own_failure(_ended(replay, ready, row.id, row.status, None, GONE))
+                replay.must(steps.insert(tx, asked.ref, StepStatus.FAILED, attempts=1, **gone.columns()))
+                return gone
+        recorded = serialization.dumps({"submission_id": row.id}, what="the submission's id")
+        replay.must(steps.insert(tx, asked.ref, StepStatus.DONE, output=recorded))
+        rt.failpoint(f"step:{asked.ref.step}:before-commit")
+        return str(row.id)
+
+    found = replay.write(asked, store)
+    rt.failpoint(f"step:{asked.ref.step}:committed")
+    if isinstance(found, Failure):
+        raise replay.failed(asked, found, 1)
+    return found
+
+
+def _fingerprint(agent: Any, ready: Prompt) -> str:
+    try:
+        tools = sorted(tool.name for tool in agent.all_tools())
+    except Exception:  # the turn will say so; this is for diagnosis only
+        tools = []
+    return serialization.fingerprint(
+        {
+            "messages": submissions.payload_fingerprint(ready.messages),
+            "schema": ready.schema,
+            "agent_class": agent.agent_class,
+            "max_steps": ready.max_steps,
+            "tools": tools,
+        }
+    )
+
+
+def _log_difference(replay: Replay, ready: Prompt, row: Any, fingerprint: str) -> None:
+    if row.fingerprint != fingerprint:
+        logger.warning(
+            "%s: prompt %r was submitted before with another text, schema or tools (submission %s); that one stands",
+            replay.workflow,
+            ready.label,
+            row.id,
+            extra={"think_event": "prompt.differs", "think_submission": row.id},
+        )
+
+
+def _news_comes(tx: Tx, replay: Replay, ready: Prompt, row: Any) -> bool:
+    """Whether the end of a submission that was there already reaches this run."""
+    if row.workflow_key != replay.workflow.key or row.workflow_run != replay.run:
+        return False
+    if row.event_type != ready.event_type:
+        return False
+    if not is_terminal(SubmissionStatus(row.status)):
+        return True
+    if events.first_unread(tx, replay.workflow.key, replay.run, ready.event_type) is not None:
+        return True
+    news = outbox.of_submission(tx, row.id)
+    return news is not None and news.status == OutboxStatus.PENDING
+
+
+# --- :wait ----------------------------------------------------------------------------------------
+
+
+def _answer(
+    replay: Replay,
+    asked: Asked,
+    ready: Prompt,
+    submission_id: str,
+    span: timedelta | None,
+    cancel_on_timeout: bool,
+) -> Any:
+    if replay.is_done(asked):
+        value = replay.value(asked, asked.row.output)
+    else:
+        text = wait(
+            replay,
+            asked,
+            ready.event_type,
+            span,
+            late=lambda tx: _late(replay, tx, asked, ready, submission_id, span, cancel_on_timeout),
+            judge=lambda event: _judge(replay, ready, event),
+            any_time=True,  # an answer that is there counts: what the deadline ends is the waiting for it
+        )
+        value = replay.value(asked, text)
+    answer, problems = schemas.read_output(ready.output, value)
+    if problems:  # recorded as valid; the class of today refuses it
+        raise _invalid(replay, ready, submission_id, problems)
+    return answer
+
+
+def _judge(replay: Replay, ready: Prompt, event: Any) -> Settled:
+    """How a submission's news ends the wait: with the answer's plain JSON, or with the error for its status."""
+    news = serialization.loads(event.payload)
+    submission_id, status = news["submission_id"], news["status"]
+    if status != SubmissionStatus.COMPLETED:
+        return own_failure(
+            _ended(replay, ready, submission_id, status, news.get("error_type"), news.get("error"))
+        )
+    _, problems = schemas.read_output(ready.output, news["output"])
+    if problems:
+        return own_failure(_invalid(replay, ready, submission_id, problems))
+    return serialization.dumps(news["output"], what="the answer")
+
+
+def _ended(
+    replay: Replay, ready: Prompt, submission_id: str, status: str, error_type: str | None, reason: str | None
+) -> ThinkPromptError:
+    cls, default = {
+        SubmissionStatus.ABORTED.value: (ThinkPromptAbortedError, ABORTED),
+        SubmissionStatus.SKIPPED.value: (ThinkPromptSkippedError, SKIPPED),
+    }.get(status, (ThinkPromptError, "it ended without an answer"))
+    if error_type == "InvalidFinalAnswer":
+        cls = ThinkPromptValidationError
+    return cls(submission_id, str(status), replay.workflow.workflow_id, ready.label, reason or default)
+
+
+def _invalid(
+    replay: Replay, ready: Prompt, submission_id: str, problems: list[str]
+) -> ThinkPromptValidationError:
+    reason = f"Think prompt returned invalid structured output: {'; '.join(problems)}"
+    status = str(SubmissionStatus.COMPLETED)
+    return ThinkPromptValidationError(submission_id, status, replay.workflow.workflow_id, ready.label, reason)
+
+
+def _late(
+    replay: Replay,
+    tx: Tx,
+    asked: Asked,
+    ready: Prompt,
+    submission_id: str,
+    span: timedelta | None,
+    cancel: bool,
+) -> Any:
+    """The deadline has passed: cancel the turn; if it has ended already, its answer counts.
+
+    Nobody can deliver the news meanwhile: delivery locks the workflow's row first, and this transaction
+    has it. So either it is in the inbox (and was found there), or it is in the outbox and is taken here.
+    """
+    if cancel and submissions.cancel(replay.rt, tx, submission_id, TIMED_OUT):
+        news = outbox.of_submission(tx, submission_id)
+        if news is not None:
+            outbox.settle(tx, news.id, OutboxStatus.DROPPED)
+        status = str(SubmissionStatus.ABORTED)
+    else:
+        row = submission_rows.get(tx, submission_id)
+        status = "deleted" if row is None else str(row.status)
+        if row is not None and is_terminal(SubmissionStatus(row.status)):
+            event = _take_news(replay, tx, ready, submission_id)
+            if event is not None:
+                return event
+    seconds = asked.row.timeout_seconds if asked.row is not None else span and span.total_seconds()
+    workflow_id = replay.workflow.workflow_id
+    return own_failure(
+        ThinkPromptTimeoutError(submission_id, status, workflow_id, ready.label, TIMED_OUT, seconds or 0.0)
+    )
+
+
+def _take_news(replay: Replay, tx: Tx, ready: Prompt, submission_id: str) -> Any:
+    news = outbox.of_submission(tx, submission_id)
+    if news is None or news.status != OutboxStatus.PENDING or news.run != replay.run:
+        return None
+    key = replay.workflow.key
+    workflows.wake(tx, key)
+    events.insert(
+        tx,
+        workflow_key=key,
+        run=replay.run,
+        type=news.event_type,
+        payload=news.payload,
+        dedupe_key=news.dedupe_key,
+        sent_at=news.created_at,
+    )
+    outbox.settle(tx, news.id, OutboxStatus.DELIVERED)
+    return events.first_unread(tx, key, replay.run, ready.event_type)

@@ -1,0 +1,260 @@
+"""One pass of a workflow's code over its journal: what every kind of step shares.
+
+A pass that stops (to wait, to hand over, because its lease is gone or its journal does not fit) stops for
+good: from then on every step raises the same ``Suspend``, so that a ``finally`` or ``except`` of the user's
+can't act as if the code had come there.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from think_celery import serialization
+from think_celery.domain.journal import Asked, Failure, Journal, recorded_error
+from think_celery.domain.leases import Hold
+from think_celery.errors import (
+    LeaseLost,
+    ReplayMismatch,
+    StepMisuse,
+    Suspend,
+    ThinkError,
+    UnreadableValue,
+)
+from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.signals import AbortSignal
+from think_celery.states import StepStatus
+from think_celery.store import lines, steps, workflows
+from think_celery.store.database import Tx
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.workflows")
+
+T = TypeVar("T")
+
+STEP_TIMEOUT_SECONDS = 600.0
+MARGIN_SECONDS = 60.0
+"""How much longer than the running step's timeout a run may keep its lease."""
+
+IN_PLACE_SECONDS = 10.0
+"""Up to this long a step waits for its next attempt with the worker; longer waits give it back."""
+
+MAX_STEP_NAME = 120
+_SLICE_SECONDS = 0.2
+
+inside: ContextVar[str | None] = ContextVar("think_inside_step", default=None)
+"""The step whose function runs in this context."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepContext:
+    """What a step function learns about its call if it takes one argument.
+
+    ``attempt`` is 1 plus the attempts that raised; it repeats after a crash. ``idempotency_key`` is the same
+    for every attempt of the step: pass it to whom you call. ``signal`` comes when the result is no longer
+    wanted.
+    """
+
+    attempt: int
+    idempotency_key: str
+    signal: AbortSignal
+
+
+Why = Literal["waiting", "lost", "handed-over", "interrupted", "unfit"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stop:
+    """Why a pass has stopped. ``inbox`` is the count of events that its last look at the inbox was based on."""
+
+    why: Why
+    step: str
+    inbox: int = 0
+    wake_at: datetime | None = None
+    error: ThinkError | None = None
+
+
+@dataclass(kw_only=True)
+class Replay:
+    """The state of one pass. ``attempts`` is the claim's; it falls to 1 when the pass makes progress."""
+
+    rt: "Runtime"
+    workflow: WorkflowRef
+    run: int
+    agent: AgentRef
+    queue: str | None
+    hold: Hold
+    journal: Journal
+    attempts: int
+    stop: Stop | None = None
+    thread: int = field(default_factory=threading.get_ident)
+    prompts: set[tuple[str, str | None]] = field(default_factory=set)
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def halt(self, why: Why, step: str, **details: Any) -> NoReturn:
+        """Stop the pass for good."""
+        if self.stop is None:
+            self.stop = Stop(why=why, step=step, **details)
+        self.suspend()
+
+    def suspend(self) -> NoReturn:
+        """Unwind the workflow's code."""
+        assert self.stop is not None
+        raise Suspend(self.stop.step)
+
+    # --- beginning a step -------------------------------------------------------------------------
+
+    def check(self, name: Any) -> None:
+        """Make sure that a step may be asked for here and now.
+
+        Raises:
+            StepMisuse: Within another step's function, or from another thread; or the name is unfit.
+            Suspend: The pass has stopped.
+        """
+        outer = inside.get()
+        if outer is not None:
+            raise StepMisuse(
+                str(name)[:MAX_STEP_NAME],
+                f"it was asked for inside the function of step {outer!r}. A step can't hold another: what it would "
+                "record has no place of its own. Call it in run(), before or after that step.",
+            )
+        if threading.get_ident() != self.thread:
+            raise StepMisuse(
+                str(name)[:MAX_STEP_NAME],
+                "it was asked for in another thread than the one of run(). Steps are recorded in the order of "
+                "run()'s own calls; start threads inside a step's function instead.",
+            )
+        if self.stop is not None:
+            self.suspend()
+        if not (
+            isinstance(name, str) and 1 <= len(name) <= MAX_STEP_NAME and name.isprintable() and name.strip()
+        ):
+            raise StepMisuse(
+                str(name)[:MAX_STEP_NAME], f"a step's name is 1 to {MAX_STEP_NAME} printable characters."
+            )
+
+    def ask(self, name: str, kind: str) -> Asked:
+        """The journal's entry for the step that the code asks for.
+
+        Raises:
+            Suspend: The journal holds another one here: the run stops resumably, and nothing is done.
+        """
+        try:
+            return self.journal.ask(name, kind)
+        except ReplayMismatch as error:
+            self.halt("unfit", name, error=error)
+
+    def is_done(self, asked: Asked) -> bool:
+        """Whether the step is recorded as done; a recorded failure is raised again."""
+        if asked.status is StepStatus.FAILED:
+            raise self.failed(asked, asked.row, asked.row.attempts)
+        return asked.status is StepStatus.DONE
+
+    def failed(self, asked: Asked, failure: Failure | Any, attempts: int) -> Exception:
+        """The error that a failed entry raises."""
+        try:
+            return recorded_error(asked.ref.step, failure, attempts)
+        except UnreadableValue as error:
+            self.halt("unfit", asked.ref.step, error=error)
+
+    def value(self, asked: Asked, text: str) -> Any:
+        """A recorded value.
+
+        Raises:
+            Suspend: It can't be read by the code of today: the run stops resumably.
+        """
+        try:
+            return serialization.loads(text)
+        except UnreadableValue as error:
+            self.halt("unfit", asked.ref.step, error=error)
+
+    def before_effect(self, asked: Asked) -> None:
+        """Make sure, at the boundary of a step that is not recorded yet, that the run is ours to take on."""
+        step = asked.ref.step
+        if self.rt.stopping.signal.aborted:
+            self.halt("handed-over", step)
+        try:
+            self.hold.check()
+        except LeaseLost:
+            self.halt("lost", step)
+        except Exception:
+            logger.exception("could not look after the lease of %s", self.workflow)
+            self.halt("interrupted", step)
+        if self.hold.overdue:
+            self.halt("interrupted", step)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(self, asked: Asked, work: Callable[[Tx, int], T]) -> T:
+        """Run *work* in a fenced transaction. It gets the count of events stored so far, too.
+
+        Raises:
+            Suspend: The lease is lost, or the database failed: nothing is stored.
+            ThinkError: *work* raised it.
+        """
+        return self.guarded(asked, lambda: self.rt.db.transact(lambda tx: self.fenced(tx, work)))
+
+    def fenced(self, tx: Tx, work: Callable[[Tx, int], T]) -> T:
+        """The body of a holder's transaction: the fence first, then *work*."""
+        inbox = lines.fence(tx, self.hold.lease).inbox
+        result = work(tx, inbox)
+        if self.attempts > 1:
+            workflows.progress(tx, self.workflow.key)
+        return result
+
+    def guarded(self, asked: Asked, act: Callable[[], T]) -> T:
+        """Call what uses the database: what goes wrong there is not the step's failure."""
+        try:
+            result = act()
+        except LeaseLost:
+            self.halt("lost", asked.ref.step)
+        except ThinkError:
+            raise
+        except Exception:
+            logger.exception("%s: could not store step %r", self.workflow, asked.ref.step)
+            self.halt("interrupted", asked.ref.step)
+        self.attempts = min(self.attempts, 1)
+        return result
+
+    def fail(self, asked: Asked, failure: Failure, attempts: int, *, recorded: bool) -> NoReturn:
+        """Record that the step has failed for good, and raise what every replay will raise.
+
+        *recorded* says whether the step has an entry already, which waits or is tried again.
+        """
+        changes = {"attempts": attempts, **failure.columns()}
+
+        def store(tx: Tx, _: int) -> None:
+            if recorded:
+                self.must(steps.settle(tx, asked.ref, StepStatus.FAILED, **changes))
+            else:
+                self.must(steps.insert(tx, asked.ref, StepStatus.FAILED, **changes))
+
+        self.write(asked, store)
+        raise self.failed(asked, failure, attempts)
+
+    @staticmethod
+    def must(done: object) -> None:
+        """Make sure that a write of the only one who writes here has changed something."""
+        if not done:
+            raise RuntimeError("the journal holds an entry that this pass has not seen")
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def park(self, asked: Asked, inbox: int, wake_at: datetime | None) -> NoReturn:
+        """Give the worker back until *wake_at*, or until another event than the *inbox* counted ones comes."""
+        self.halt("waiting", asked.ref.step, inbox=inbox, wake_at=wake_at)
+
+    def pause(self, asked: Asked, seconds: float) -> None:
+        """Wait with the worker, unless it is to stop or the run is no longer ours."""
+        clock, stopping = self.rt.clock, self.rt.stopping.signal
+        until = clock.elapsed() + seconds
+        while (left := until - clock.elapsed()) > 0:
+            if stopping.aborted or self.hold.signal.aborted:
+                self.before_effect(asked)
+            clock.sleep(min(left, _SLICE_SECONDS), self.hold.signal)

@@ -1,0 +1,301 @@
+"""Start workflows, send them events, look at them, resume them; and what the tick does for them."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from think_celery import schemas, serialization
+from think_celery.domain import knocks, outbox
+from think_celery.domain.advance import WorkflowEvent, advance
+from think_celery.errors import NotSerializable, WorkflowError, WorkflowExists, WorkflowNotFound
+from think_celery.ids import AgentRef, WorkflowRef, new_id
+from think_celery.messages import json_value
+from think_celery.runtime import workflow_classes
+from think_celery.states import WorkflowStatus
+from think_celery.store import events, workflows
+from think_celery.store import outbox as outbox_rows
+from think_celery.store.database import Tx
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+__all__ = [
+    "WorkflowEvent",
+    "adopt_early",
+    "advance",
+    "get",
+    "knock_missed",
+    "output",
+    "reference",
+    "resume",
+    "send_event",
+    "start",
+    "wake_due",
+    "wake_unread",
+]
+
+logger = logging.getLogger("think_celery.workflows")
+
+Item = TypeVar("Item")
+
+RESERVED = "think-"
+EARLY_KEPT = timedelta(hours=24)
+"""How long an event waits for a workflow that does not exist yet."""
+
+FIRST_AGAIN, LONGEST_AGAIN = timedelta(seconds=2), timedelta(minutes=5)
+
+
+def reference(workflow: Any, workflow_id: str) -> WorkflowRef:
+    """Which workflow: by its class or registered name, and its id.
+
+    Raises:
+        ValueError: The id is not 1 to 200 printable characters.
+    """
+    name = workflow if isinstance(workflow, str) else workflow.workflow_name
+    if not isinstance(workflow_id, str) or not 1 <= len(workflow_id) <= 200 or not workflow_id.isprintable():
+        raise ValueError(f"workflow_id={workflow_id!r}: it must be 1 to 200 printable characters.")
+    return WorkflowRef(name, workflow_id)
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+def start(
+    rt: "Runtime",
+    agent: AgentRef,
+    workflow: Any,
+    params: Any = None,
+    *,
+    workflow_id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_conflict: str = "return",
+) -> str:
+    """Store a run to begin as soon as a worker is free, and return its id.
+
+    Raises:
+        UnknownClass: No workflow of that name is registered here.
+        InvalidValue: The params don't fit the workflow's params type, or can't be stored.
+        WorkflowExists: There is one of that id, and *on_conflict* is ``"raise"``.
+        ValueError: *on_conflict* or the id is unfit.
+    """
+    if on_conflict not in ("return", "raise"):
+        raise ValueError(f'on_conflict={on_conflict!r}: it must be "return" or "raise".')
+    name = workflow if isinstance(workflow, str) else workflow.workflow_name
+    cls = workflow_classes.get(name)
+    ref = reference(name, workflow_id if workflow_id is not None else f"wf_{new_id().replace('-', '')}")
+    given = {} if params is None else params
+    kind = cls.params_type()
+    limit = rt.settings.max_payload
+    payload = given if kind is None else schemas.as_type(kind, given, f"The params of {name}")
+    stored = serialization.dumps(payload, what="params", limit=limit)
+    kept = None if metadata is None else _as_json(metadata, limit)
+
+    def work(tx: Tx) -> bool:
+        row = workflows.insert(
+            tx,
+            ref,
+            agent,
+            version=cls.version,
+            queue=cls.queue or rt.settings.queue,
+            params=stored,
+            metadata=kept,
+        )
+        if row is not None:
+            tx.after_commit(lambda: _started(rt, row))
+        return row is not None
+
+    if not rt.db.accept(work) and on_conflict == "raise":
+        raise WorkflowExists(ref.workflow, ref.workflow_id)
+    return ref.workflow_id
+
+
+def _as_json(metadata: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json_value(dict(metadata))
+    except ValueError as error:
+        raise NotSerializable("metadata", str(error), "Pass JSON values only.") from None
+    serialization.dumps(kept, what="metadata", limit=limit)
+    return kept
+
+
+def _started(rt: "Runtime", row: Any) -> None:
+    rt.failpoint("workflow:started")
+    rt.knock(knocks.for_workflow(row))
+    outbox.adopt(rt, row.key)
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+def send_event(
+    rt: "Runtime",
+    ref: WorkflowRef,
+    *,
+    type: str,
+    payload: Any = None,
+    idempotency_key: str | None = None,
+) -> None:
+    """Store an event for a workflow and wake it; one that comes before its workflow is kept for 24 hours.
+
+    In a caller's joined transaction it is stored as news, which is delivered after the commit: the
+    workflow's row is not locked until then.
+
+    Raises:
+        ValueError: The type or the key begins with ``think-``, or is blank or too long.
+        NotSerializable, PayloadTooLarge: The payload can't be stored.
+    """
+    _check_name("type", type)
+    if idempotency_key is not None:
+        _check_name("idempotency_key", idempotency_key)
+    text = serialization.dumps(payload, what="payload", limit=rt.settings.max_payload)
+    dedupe_key = f"event:{ref.key}:{idempotency_key or new_id()}"
+    if rt.db.inside_joined:
+        rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
+    else:
+        rt.db.transact(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
+
+
+def _check_name(what: str, value: Any) -> None:
+    if (
+        not isinstance(value, str)
+        or not 1 <= len(value) <= 200
+        or not value.isprintable()
+        or not value.strip()
+    ):
+        raise ValueError(f"{what}={value!r}: it must be 1 to 200 printable characters.")
+    if value.startswith(RESERVED):
+        raise ValueError(
+            f"{what}={value!r}: what begins with {RESERVED!r} is reserved for the engine's own events. Choose "
+            "another beginning."
+        )
+
+
+def _send_now(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
+    # The row before the event: a holder that looks at its inbox under its own lock sees both or neither.
+    row = workflows.wake(tx, ref.key)
+    rt.failpoint("event:woken")
+    events.insert(
+        tx,
+        workflow_key=ref.key,
+        run=events.EARLY if row is None else row.run,
+        type=type,
+        payload=text,
+        dedupe_key=dedupe_key,
+    )
+    if row is None:
+        outbox.adopt_later(rt, tx, ref.key)
+    else:
+        outbox.knock(rt, tx, row)
+
+
+def _send_later(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
+    row = workflows.get(tx, ref.key)
+    queue = rt.settings.queue if row is None else row.queue
+    outbox_id = outbox_rows.insert(
+        tx,
+        dedupe_key=dedupe_key,
+        workflow_key=ref.key,
+        run=events.EARLY if row is None else row.run,
+        event_type=type,
+        payload=text,
+        queue=queue,
+    )
+    if outbox_id is not None:
+        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, queue)))
+
+
+# --- looking and resuming -------------------------------------------------------------------------
+
+
+def get(rt: "Runtime", ref: WorkflowRef) -> Any:
+    """The row of a workflow, or ``None``."""
+    return rt.db.look(lambda tx: workflows.get(tx, ref.key))
+
+
+def output(rt: "Runtime", ref: WorkflowRef) -> Any:
+    """What the workflow's ``run`` has returned.
+
+    Raises:
+        WorkflowNotFound: There is no such workflow.
+        WorkflowError: It is not complete; the text says how it stands.
+    """
+    row = get(rt, ref)
+    if row is None:
+        raise WorkflowNotFound(ref.workflow_id, ref.workflow)
+    if row.status != WorkflowStatus.COMPLETE:
+        why = "" if row.error_type is None else f": {row.error_type}: {row.error}"
+        raise WorkflowError(f"{ref} is {row.status}, so it has no output{why}")
+    return serialization.loads(row.output)
+
+
+def resume(rt: "Runtime", ref: WorkflowRef) -> bool:
+    """Let a paused workflow go on, and say whether it was paused.
+
+    Raises:
+        WorkflowNotFound: There is no such workflow.
+    """
+
+    def work(tx: Tx) -> bool:
+        row = workflows.resume(tx, ref.key)
+        if row is None:
+            if workflows.get(tx, ref.key) is None:
+                raise WorkflowNotFound(ref.workflow_id, ref.workflow)
+            return False
+        outbox.knock(rt, tx, row)
+        return True
+
+    return rt.db.transact(work)
+
+
+# --- the tick -------------------------------------------------------------------------------------
+
+
+def _each(rt: "Runtime", what: str, items: Iterable[Item], work: Callable[[Tx, Item], bool]) -> int:
+    """Do *work* for each in a transaction of its own: one that fails does not hide the rest."""
+    done = 0
+    for item in items:
+        try:
+            done += rt.db.transact(lambda tx, item=item: work(tx, item))  # type: ignore[misc]
+        except Exception:
+            logger.exception("could not %s; the next pass tries again", what)
+    return done
+
+
+def _woken(rt: "Runtime", tx: Tx, row: Any) -> bool:
+    if row is None:
+        return False
+    outbox.knock(rt, tx, row)
+    return True
+
+
+def wake_due(rt: "Runtime", limit: int) -> int:
+    """Queue the waiting runs whose time has come, and say how many."""
+    due = rt.db.read(lambda tx: workflows.due(tx, limit))
+    return _each(rt, "wake a workflow", due, lambda tx, key: _woken(rt, tx, workflows.wake_due(tx, key)))
+
+
+def wake_unread(rt: "Runtime", limit: int) -> int:
+    """Queue waiting runs that have events which they were not woken for, and say how many. A backstop."""
+    found = rt.db.read(lambda tx: workflows.unread(tx, limit))
+    return _each(rt, "wake a workflow", found, lambda tx, key: _woken(rt, tx, workflows.wake_unread(tx, key)))
+
+
+def knock_missed(rt: "Runtime", limit: int) -> int:
+    """Knock again for runs whose knock seems lost, and say how often. The distance doubles, up to 5 minutes."""
+
+    def work(tx: Tx, missed: Any) -> bool:
+        after = min(FIRST_AGAIN * 2 ** min(missed.knocks, 20), LONGEST_AGAIN)
+        row = workflows.knock_again(tx, missed.key, missed.knock_at, after, missed.knocks + 1)
+        if row is None:
+            return False
+        tx.after_commit(lambda: rt.knock(knocks.for_workflow(row)))
+        return True
+
+    return _each(rt, "knock", rt.db.read(lambda tx: workflows.missed(tx, limit)), work)
+
+
+def adopt_early(rt: "Runtime", limit: int = 500) -> int:
+    """Give early events to the workflows that have begun meanwhile; drop those that waited for a day."""
+    adopted = sum(outbox.adopt(rt, key) for key in rt.db.read(lambda tx: events.adoptable(tx, limit)))
+    return adopted + rt.db.transact(lambda tx: events.forget_early(tx, EARLY_KEPT, limit))

@@ -1,0 +1,16 @@
+"""Everything for writing a workflow, in one place to import from."""
+
+from think_celery.domain.replay import StepContext
+from think_celery.domain.waits import Approval, ReceivedEvent
+from think_celery.retries import Retry
+from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
+
+__all__ = [
+    "Approval",
+    "ReceivedEvent",
+    "Retry",
+    "StepContext",
+    "ThinkWorkflow",
+    "ThinkWorkflowStep",
+    "WorkflowEvent",
+]
