@@ -61,7 +61,7 @@ class LiveWriter:
         self._changed = threading.Condition()
         self._queue: deque[Frame] = deque()
         self._thread: threading.Thread | None = None
-        self._busy, self._hurry, self._closed = False, False, False
+        self._busy, self._gathering, self._hurry, self._closed = False, False, False, False
 
     def put(self, frame: Frame) -> None:
         """Let listeners see this. Never waits and never raises; the frame may be dropped."""
@@ -75,29 +75,29 @@ class LiveWriter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="think-live", daemon=True)
                 self._thread.start()
-            elif not self._busy:
+            elif not (self._busy or self._gathering):
                 self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
         """Wait up to *timeout* seconds until what was put is written or dropped, and say whether it is."""
         with self._changed:
-            self._hurry = True
+            self._hurry = bool(self._queue)
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout)
 
     def close(self, timeout: float = 1.0) -> bool:
-        """Flush, end the thread, and drop what is put afterwards."""
+        """Flush, end the thread, and drop what is put afterwards. Says whether all was written or dropped."""
         flushed = self.flush(timeout)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if flushed and self._thread is not None:
+            self._thread.join(timeout)
         return flushed
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._busy = False
-                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
@@ -107,9 +107,12 @@ class LiveWriter:
             began = self._clock.elapsed()
             self._append(frames)
             with self._changed:
+                self._busy, self._gathering = False, True
+                self._changed.notify_all()
                 # The first frame after a pause is written at once; those that follow it are gathered.
                 left = self._gather - (self._clock.elapsed() - began)
                 self._changed.wait_for(lambda: self._hurry or self._closed, left)
+                self._gathering = False
 
     def _append(self, frames: Sequence[Frame]) -> None:
         if self._resting():
