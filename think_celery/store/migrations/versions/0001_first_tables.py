@@ -1,8 +1,7 @@
 """The first tables."""
 
+import sqlalchemy as sa
 from alembic import op
-
-from think_celery.store.tables import metadata
 
 revision = "0001"
 down_revision = None
@@ -11,4 +10,314 @@ depends_on = None
 
 
 def upgrade() -> None:
-    metadata.create_all(op.get_bind())
+    op.create_table(
+        "think_agents",
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("agent_class", sa.String(length=200), nullable=False),
+        sa.Column("name", sa.String(length=200), nullable=False),
+        sa.Column("epoch", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_think_agents")),
+    )
+    op.create_table(
+        "think_events",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("workflow_key", sa.String(length=200), nullable=False),
+        sa.Column("run", sa.Integer(), nullable=False),
+        sa.Column("type", sa.String(length=200), nullable=False),
+        sa.Column("payload", sa.Text(), nullable=False),
+        sa.Column("dedupe_key", sa.Text(), nullable=False),
+        sa.Column("consumed_by", sa.String(length=200), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_think_events")),
+        sa.UniqueConstraint("dedupe_key", name=op.f("uq_think_events_dedupe_key")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_think_events_early",
+        "think_events",
+        ["created_at"],
+        unique=False,
+        sqlite_where=sa.text("run = 0"),
+        postgresql_where=sa.text("run = 0"),
+    )
+    op.create_index(
+        "ix_think_events_unread",
+        "think_events",
+        ["workflow_key", "run", "type", "seq"],
+        unique=False,
+        sqlite_where=sa.text("consumed_by IS NULL"),
+        postgresql_where=sa.text("consumed_by IS NULL"),
+    )
+    op.create_table(
+        "think_lines",
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("process_id", sa.String(length=200), nullable=True),
+        sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("agent_id", "kind", name=op.f("pk_think_lines")),
+    )
+    op.create_index(
+        "ix_think_lines_process",
+        "think_lines",
+        ["process_id"],
+        unique=False,
+        sqlite_where=sa.text("process_id IS NOT NULL"),
+        postgresql_where=sa.text("process_id IS NOT NULL"),
+    )
+    op.create_table(
+        "think_live",
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("submission_id", sa.String(length=200), nullable=False),
+        sa.Column("message_id", sa.String(length=200), nullable=False),
+        sa.Column("token", sa.BigInteger(), nullable=False),
+        sa.Column("first", sa.Integer(), nullable=False),
+        sa.Column("n", sa.Integer(), nullable=False),
+        sa.Column("event", sa.Text(), nullable=False),
+        sa.Column("written_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("agent_id", "position", name=op.f("pk_think_live")),
+    )
+    op.create_index("ix_think_live_written", "think_live", ["written_at"], unique=False)
+    op.create_table(
+        "think_live_heads",
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("incarnation", sa.String(length=200), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("trimmed", sa.BigInteger(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("agent_id", name=op.f("pk_think_live_heads")),
+    )
+    op.create_table(
+        "think_messages",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("message_id", sa.String(length=200), nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("role", sa.String(length=20), nullable=False),
+        sa.Column("parts", sa.Text(), nullable=False),
+        sa.Column("metadata", sa.Text(), nullable=True),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_think_messages")),
+        sa.UniqueConstraint("agent_id", "message_id", name=op.f("uq_think_messages_agent_id_message_id")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_think_messages_order", "think_messages", ["agent_id", "position", "seq"], unique=False
+    )
+    op.create_table(
+        "think_outbox",
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("dedupe_key", sa.Text(), nullable=False),
+        sa.Column("workflow_key", sa.String(length=200), nullable=False),
+        sa.Column("run", sa.Integer(), nullable=False),
+        sa.Column("event_type", sa.String(length=200), nullable=False),
+        sa.Column("payload", sa.Text(), nullable=True),
+        sa.Column("submission_id", sa.String(length=200), nullable=True),
+        sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("last_error", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("delivered_at", sa.BigInteger(), nullable=True),
+        sa.Column("knock_at", sa.BigInteger(), nullable=True),
+        sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_think_outbox")),
+        sa.UniqueConstraint("dedupe_key", name=op.f("uq_think_outbox_dedupe_key")),
+    )
+    op.create_index(
+        "ix_think_outbox_knock",
+        "think_outbox",
+        ["knock_at"],
+        unique=False,
+        sqlite_where=sa.text("knock_at IS NOT NULL"),
+        postgresql_where=sa.text("knock_at IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_outbox_submission",
+        "think_outbox",
+        ["submission_id"],
+        unique=False,
+        sqlite_where=sa.text("submission_id IS NOT NULL"),
+        postgresql_where=sa.text("submission_id IS NOT NULL"),
+    )
+    op.create_table(
+        "think_processes",
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("until", sa.BigInteger(), nullable=False),
+        sa.Column("suspect_since", sa.BigInteger(), nullable=True),
+        sa.Column("dead", sa.Boolean(), server_default=sa.false(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_think_processes")),
+    )
+    op.create_index("ix_think_processes_until", "think_processes", ["until"], unique=False)
+    op.create_table(
+        "think_steps",
+        sa.Column("workflow_key", sa.String(length=200), nullable=False),
+        sa.Column("run", sa.Integer(), nullable=False),
+        sa.Column("step", sa.String(length=200), nullable=False),
+        sa.Column("position", sa.Integer(), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("output", sa.Text(), nullable=True),
+        sa.Column("error_type", sa.String(length=200), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("trace", sa.Text(), nullable=True),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("timeout_seconds", sa.Float(), nullable=True),
+        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("workflow_key", "run", "step", name=op.f("pk_think_steps")),
+    )
+    op.create_table(
+        "think_submissions",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("agent_class", sa.String(length=200), nullable=False),
+        sa.Column("agent_name", sa.String(length=200), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=True),
+        sa.Column("released_key", sa.Text(), nullable=True),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("epoch", sa.Integer(), nullable=False),
+        sa.Column("messages", sa.Text(), nullable=True),
+        sa.Column("metadata", sa.Text(), nullable=True),
+        sa.Column("fingerprint", sa.String(length=64), nullable=False),
+        sa.Column("structure", sa.Text(), nullable=True),
+        sa.Column("workflow_key", sa.String(length=200), nullable=True),
+        sa.Column("workflow_run", sa.Integer(), nullable=True),
+        sa.Column("event_type", sa.String(length=200), nullable=True),
+        sa.Column("message_id", sa.String(length=200), nullable=True),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("takeovers", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("model_attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("not_before", sa.BigInteger(), nullable=True),
+        sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("error_type", sa.String(length=200), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("applied_at", sa.BigInteger(), nullable=True),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.Column("knock_at", sa.BigInteger(), nullable=True),
+        sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_think_submissions")),
+        sa.UniqueConstraint(
+            "agent_id", "idempotency_key", name=op.f("uq_think_submissions_agent_id_idempotency_key")
+        ),
+        sa.UniqueConstraint("id", name=op.f("uq_think_submissions_id")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(
+        "ix_think_submissions_agent", "think_submissions", ["agent_id", "status", "seq"], unique=False
+    )
+    op.create_index(
+        "ix_think_submissions_completed", "think_submissions", ["status", "completed_at"], unique=False
+    )
+    op.create_index(
+        "ix_think_submissions_knock",
+        "think_submissions",
+        ["knock_at"],
+        unique=False,
+        sqlite_where=sa.text("knock_at IS NOT NULL"),
+        postgresql_where=sa.text("knock_at IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_submissions_workflow",
+        "think_submissions",
+        ["workflow_key"],
+        unique=False,
+        sqlite_where=sa.text("workflow_key IS NOT NULL"),
+        postgresql_where=sa.text("workflow_key IS NOT NULL"),
+    )
+    op.create_index(
+        "uq_think_submissions_running",
+        "think_submissions",
+        ["agent_id"],
+        unique=True,
+        sqlite_where=sa.text("status = 'running'"),
+        postgresql_where=sa.text("status = 'running'"),
+    )
+    op.create_table(
+        "think_ticks",
+        sa.Column("kind", sa.String(length=40), nullable=False),
+        sa.Column("last_at", sa.BigInteger(), nullable=False),
+        sa.Column("steady_since", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("kind", name=op.f("pk_think_ticks")),
+    )
+    op.create_table(
+        "think_workflows",
+        sa.Column("key", sa.String(length=200), nullable=False),
+        sa.Column("workflow", sa.String(length=200), nullable=False),
+        sa.Column("workflow_id", sa.String(length=200), nullable=False),
+        sa.Column("run", sa.Integer(), server_default="1", nullable=False),
+        sa.Column("version", sa.String(length=100), nullable=False),
+        sa.Column("agent_class", sa.String(length=200), nullable=False),
+        sa.Column("agent_name", sa.String(length=200), nullable=False),
+        sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("params", sa.Text(), nullable=False),
+        sa.Column("metadata", sa.Text(), nullable=True),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("output", sa.Text(), nullable=True),
+        sa.Column("error_type", sa.String(length=200), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("wake_at", sa.BigInteger(), nullable=True),
+        sa.Column("wakes", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("inbox", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("parked_inbox", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("process_id", sa.String(length=200), nullable=True),
+        sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("takeovers", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.Column("knock_at", sa.BigInteger(), nullable=True),
+        sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_think_workflows")),
+        sa.UniqueConstraint("workflow", "workflow_id", name=op.f("uq_think_workflows_workflow_workflow_id")),
+    )
+    op.create_index("ix_think_workflows_created", "think_workflows", ["created_at"], unique=False)
+    op.create_index(
+        "ix_think_workflows_knock",
+        "think_workflows",
+        ["knock_at"],
+        unique=False,
+        sqlite_where=sa.text("knock_at IS NOT NULL"),
+        postgresql_where=sa.text("knock_at IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_process",
+        "think_workflows",
+        ["process_id"],
+        unique=False,
+        sqlite_where=sa.text("process_id IS NOT NULL"),
+        postgresql_where=sa.text("process_id IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_unread",
+        "think_workflows",
+        ["key"],
+        unique=False,
+        sqlite_where=sa.text("status = 'waiting' AND inbox > parked_inbox"),
+        postgresql_where=sa.text("status = 'waiting' AND inbox > parked_inbox"),
+    )
+    op.create_index(
+        "ix_think_workflows_wake",
+        "think_workflows",
+        ["wake_at"],
+        unique=False,
+        sqlite_where=sa.text("wake_at IS NOT NULL"),
+        postgresql_where=sa.text("wake_at IS NOT NULL"),
+    )
