@@ -1,0 +1,152 @@
+"""What the commands share: whose app, how to print, how to fail."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+from celery import Celery
+from celery.app.utils import find_app
+
+from think_celery.app import ThinkCelery
+from think_celery.errors import ConfigurationError, InvalidValue, ThinkError
+from think_celery.runtime import Runtime
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FAILED, UNUSABLE = 1, 2
+"""Exit codes: it was tried and failed; what was given can't be used."""
+
+
+class Group(click.Group):
+    """A group whose commands print errors of ours as text, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ThinkError as error:
+            raise failure_of(error) from error
+
+
+class Failure(click.ClickException):
+    """An error as text, with its exit code."""
+
+    def __init__(self, message: str, code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+def failure_of(error: ThinkError) -> Failure:
+    """An error of ours for the terminal; those that a change of what was given would cure exit with 2."""
+    given = isinstance(error, ConfigurationError | InvalidValue)
+    return Failure(str(error), UNUSABLE if given else FAILED)
+
+
+# --- whose app ------------------------------------------------------------------------------------
+
+
+def app_options(command: F) -> F:
+    """Add ``--app`` and ``--database-url``."""
+    command = click.option(
+        "--database-url",
+        metavar="URL",
+        help="The database; else the setting think_database_url, else sqlite:///think.db.",
+    )(command)
+    return click.option(
+        "-A", "--app", metavar="MODULE", help="Your Celery app, such as proj.app; its settings are used."
+    )(command)
+
+
+def json_option(command: F) -> F:
+    """Add ``--json``."""
+    return click.option("as_json", "--json", is_flag=True, help="Print JSON, for programs.")(command)
+
+
+def celery_app(name: str) -> Celery:
+    """The user's Celery app of that name.
+
+    Raises:
+        Failure: There is none.
+    """
+    try:
+        found = find_app(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        missing = isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)
+        reason = "there is no such module" if missing else f"{type(error).__name__}: {error}"
+        raise Failure(
+            f"--app {name}: the Celery app can't be loaded: {reason}. Name a module that can be imported from "
+            f"here and holds a Celery app, such as proj.app or proj.celery:app.",
+            UNUSABLE,
+        ) from error
+    if not isinstance(found, Celery):
+        raise Failure(f"--app {name}: that is {type(found).__name__}, not a Celery app.", UNUSABLE)
+    return found
+
+
+def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
+    """The user's app with its agents, or a bare one where none was named; *database_url* wins over settings."""
+    if app is not None:
+        celery = celery_app(app)
+    else:
+        broker = os.environ.get("CELERY_BROKER_URL") or "memory://"
+        celery = Celery("think_celery_cli", broker=broker, set_as_current=False)
+    if database_url is not None:
+        celery.conf["think_database_url"] = database_url
+    think = ThinkCelery(celery)
+    if app is not None:
+        celery.loader.import_default_modules()
+        for module in think.runtime.settings.imports:
+            celery.loader.import_task_module(module)
+    return think
+
+
+def runtime_of(app: str | None, database_url: str | None) -> Runtime:
+    """The runtime of :func:`think_of`."""
+    return think_of(app, database_url).runtime
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def as_plain(value: Any) -> Any:
+    """A value of a row for JSON: times as ISO texts."""
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value, indented."""
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=as_plain))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str) -> None:
+    """Print rows in columns, or *nothing* where there are none. The last column may be long."""
+    texts = [[shown(cell) for cell in row] for row in rows]
+    if not texts:
+        click.echo(nothing)
+        return
+    widths = [max(len(row[at]) for row in [list(heads), *texts]) for at in range(len(heads) - 1)]
+    for row in [list(heads), *texts]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        click.echo("  ".join([*cells, row[-1]]).rstrip())
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """Print names and values, one a line; what is not set is left out."""
+    told = {name: shown(value) for name, value in fields.items() if value is not None and value != ""}
+    width = max(map(len, told), default=0)
+    for name, text in told.items():
+        click.echo(f"{name.ljust(width)}  {text}")
+
+
+def shown(value: Any) -> str:
+    """A value for a reader, on one line."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return " ".join(str(value).split())

@@ -1,0 +1,66 @@
+"""``think-celery db`` and ``think-celery tick``."""
+
+import os
+
+import click
+
+from think_celery.cli.common import FAILED, Group, app_options, json_option, print_json, runtime_of, think_of
+from think_celery.clock import SystemClock
+from think_celery.domain import tick as ticks
+from think_celery.store import migrate
+from think_celery.store.database import Database
+
+
+@click.group(cls=Group)
+def db() -> None:
+    """The database's schema."""
+
+
+@db.command()
+@app_options
+def upgrade(app: str | None, database_url: str | None) -> None:
+    """Bring the schema to the version that this package needs. Any number of processes may do so at once."""
+    url = runtime_of(app, database_url).db.url
+    migrate.upgrade(url)
+    click.echo(f"{url.render_as_string(hide_password=True)} is at version {migrate.head()}.")
+
+
+@db.command()
+@app_options
+@json_option
+@click.pass_context
+def current(ctx: click.Context, app: str | None, database_url: str | None, as_json: bool) -> None:
+    """Show the schema's version; exits with 1 if it is too old."""
+    found, needed = _version(runtime_of(app, database_url).db), migrate.head()
+    enough = found is not None and found >= needed
+    if as_json:
+        print_json({"version": found, "needed": needed, "up_to_date": enough})
+    else:
+        state = "up to date" if enough else f"{needed} is needed; run: think-celery db upgrade"
+        click.echo(f"{found or 'no schema'} ({state})")
+    ctx.exit(0 if enough else FAILED)
+
+
+def _version(database: Database) -> str | None:
+    """The schema's version. Looked up on a fresh engine, for the runtime's own would migrate SQLite first."""
+    path = database.url.database if database.url.get_backend_name() == "sqlite" else None
+    if path is not None and not path.startswith("file:") and not os.path.exists(path):
+        return None  # connecting would make the file
+    plain = Database(database.url, SystemClock())
+    try:
+        return migrate.current(plain.engine)
+    finally:
+        plain.dispose()
+
+
+@click.command()
+@app_options
+@json_option
+def tick(app: str | None, database_url: str | None, as_json: bool) -> None:
+    """Look once after what is due or lost, and knock for it. Workers do this by themselves each second."""
+    think = think_of(app, database_url)
+    rows = ticks.run(think.runtime)
+    if as_json:
+        print_json({"rows": rows})
+    else:
+        click.echo(f"{rows} rows were moved or knocked for.")

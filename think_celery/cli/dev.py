@@ -1,0 +1,39 @@
+"""``think-celery dev``: everything in one process, for a day's work."""
+
+import logging
+import signal
+import threading
+
+import click
+
+from think_celery.cli.common import celery_app, think_of
+from think_celery.embedded import embedded
+
+
+@click.command()
+@click.option("-A", "--app", required=True, metavar="MODULE", help="Your Celery app, such as proj.app.")
+@click.option("--database-url", metavar="URL", help="Another database than your settings name.")
+@click.option("-c", "--concurrency", type=click.IntRange(1, 256), default=4, show_default=True)
+@click.option("-l", "--loglevel", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def dev(app: str, database_url: str | None, concurrency: int, loglevel: str) -> None:
+    """Run your agents and workflows: a worker on threads and the tick, in one process.
+
+    Where your app names no broker, memory:// is used, and no server is needed. Other processes may submit
+    to the same database meanwhile; what they submit is found within seconds.
+    """
+    logging.basicConfig(
+        level=loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    celery = celery_app(app)
+    if not celery.conf.broker_url:
+        celery.conf.broker_url = "memory://"
+        celery.conf.broker_transport_options = {"polling_interval": 0.02}
+    think = think_of(app, database_url)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with embedded(think, concurrency=concurrency):
+        broker = celery.connection_for_write().as_uri()
+        click.echo(f"Ready: {celery.main or app} on {broker}, {concurrency} threads. Ctrl-C stops it.")
+        stop.wait()
+        click.echo("Stopping: unfinished turns are stored, and go on when a worker starts again.")

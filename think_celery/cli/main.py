@@ -1,0 +1,25 @@
+"""``think-celery`` and its commands."""
+
+from importlib.metadata import version
+
+import click
+
+from think_celery.cli.common import Group
+from think_celery.cli.database import db, tick
+from think_celery.cli.demo import demo
+from think_celery.cli.dev import dev
+from think_celery.cli.submissions import submissions
+from think_celery.cli.workflows import workflows
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("think-celery"), prog_name="think-celery")
+def main() -> None:
+    """Durable agent turns and durable workflows on Celery.
+
+    Start with `think-celery demo`: it needs no server and no key.
+    """
+
+
+for command in (demo, dev, db, tick, submissions, workflows):
+    main.add_command(command)

@@ -1,0 +1,197 @@
+"""``think-celery workflows``."""
+
+import json
+from typing import Any
+
+import click
+
+from think_celery.cli.common import (
+    UNUSABLE,
+    Failure,
+    Group,
+    app_options,
+    json_option,
+    print_fields,
+    print_json,
+    print_table,
+    runtime_of,
+)
+from think_celery.domain import workflows as domain
+from think_celery.errors import AmbiguousWorkflow, WorkflowNotFound
+from think_celery.ids import WorkflowRef
+from think_celery.runtime import Runtime
+from think_celery.states import WorkflowStatus
+from think_celery.store import steps
+from think_celery.store import workflows as rows_of
+
+MAX_PAGE = 1000
+
+
+@click.group(cls=Group)
+def workflows() -> None:
+    """Runs of workflows."""
+
+
+def workflow_option(command: Any) -> Any:
+    """Add ``--workflow``."""
+    return click.option("--workflow", metavar="NAME", help="The workflow's class, where several have the id.")(
+        command
+    )
+
+
+@workflows.command("list")
+@click.option("--status", type=click.Choice(list(WorkflowStatus)), multiple=True, help="May be given again.")
+@click.option("--workflow", metavar="NAME", help="Only this class's.")
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True)
+@app_options
+@json_option
+def list_(
+    status: tuple[str, ...],
+    workflow: str | None,
+    limit: int,
+    app: str | None,
+    database_url: str | None,
+    as_json: bool,
+) -> None:
+    """List runs, newest first."""
+    rt = runtime_of(app, database_url)
+    rows = domain.find(rt, status=list(status) or None, workflow=workflow, limit=limit)
+    if as_json:
+        print_json([_as_dict(row) for row in rows])
+        return
+    print_table(
+        ["workflow", "id", "agent", "status", "started", "error"],
+        [
+            (
+                row.workflow,
+                row.workflow_id,
+                f"{row.agent_class}:{row.agent_name}",
+                row.status,
+                row.created_at,
+                row.error,
+            )
+            for row in rows
+        ],
+        nothing="There are no such workflows.",
+    )
+
+
+@workflows.command()
+@click.argument("workflow_id")
+@workflow_option
+@app_options
+@json_option
+def show(
+    workflow_id: str, workflow: str | None, app: str | None, database_url: str | None, as_json: bool
+) -> None:
+    """Show one run and its journal: what it has done, and what it waits for."""
+    rt = runtime_of(app, database_url)
+    row = _find(rt, workflow_id, workflow)
+    journal = rt.db.read(lambda tx: steps.of_run(tx, row.key, row.run))
+    if as_json:
+        print_json(_as_dict(row) | {"steps": [_step_as_dict(step) for step in journal]})
+        return
+    print_fields(_as_dict(row))
+    click.echo()
+    print_table(
+        ["step", "kind", "status", "attempts", "ended", "until", "error"],
+        [
+            (
+                step.step,
+                step.kind,
+                step.status,
+                step.attempts,
+                step.completed_at,
+                step.deadline_at if step.completed_at is None else None,
+                step.error if step.error_type is None else f"{step.error_type}: {step.error}",
+            )
+            for step in journal
+        ],
+        nothing="It has done nothing yet.",
+    )
+
+
+@workflows.command("send-event")
+@click.argument("workflow_id")
+@click.option("--type", "event_type", required=True, help="What the workflow waits for, such as approval.")
+@click.option("--payload", help='JSON, such as \'{"approved": true}\'.')
+@click.option("--key", help="An idempotency key: the same one twice is one event.")
+@workflow_option
+@app_options
+def send_event(
+    workflow_id: str,
+    event_type: str,
+    payload: str | None,
+    key: str | None,
+    workflow: str | None,
+    app: str | None,
+    database_url: str | None,
+) -> None:
+    """Send an event to a run. With --workflow one that comes before its run is kept for it."""
+    try:
+        value = None if payload is None else json.loads(payload)
+    except ValueError as error:
+        raise click.BadParameter(f"it is no JSON: {error}", param_hint="--payload") from None
+    rt = runtime_of(app, database_url)
+    reference = WorkflowRef(workflow, workflow_id) if workflow else _reference(_find(rt, workflow_id, None))
+    try:
+        domain.send_event(rt, reference, type=event_type, payload=value, idempotency_key=key)
+    except ValueError as error:
+        raise Failure(str(error), UNUSABLE) from error
+    click.echo(f"Sent {event_type!r} to {reference}.")
+
+
+def _find(rt: Runtime, workflow_id: str, workflow: str | None) -> Any:
+    """The row of that run.
+
+    Raises:
+        WorkflowNotFound: There is none.
+        AmbiguousWorkflow: Several classes have one of that id.
+    """
+    found = rt.db.look(lambda tx: rows_of.by_id(tx, workflow_id))
+    if workflow is not None:
+        found = [row for row in found if row.workflow == workflow]
+    if not found:
+        raise WorkflowNotFound(workflow_id, workflow)
+    if len(found) > 1:
+        raise AmbiguousWorkflow(workflow_id, [row.workflow for row in found])
+    return found[0]
+
+
+def _reference(row: Any) -> WorkflowRef:
+    return WorkflowRef(row.workflow, row.workflow_id)
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    return {
+        "workflow": row.workflow,
+        "workflow_id": row.workflow_id,
+        "agent_class": row.agent_class,
+        "agent_name": row.agent_name,
+        "run": row.run,
+        "version": row.version,
+        "status": row.status,
+        "metadata": row.metadata,
+        "attempts": row.attempts,
+        "wake_at": row.wake_at,
+        "output": row.output,
+        "error_type": row.error_type,
+        "error": row.error,
+        "created_at": row.created_at,
+        "started_at": row.started_at,
+        "completed_at": row.completed_at,
+    }
+
+
+def _step_as_dict(step: Any) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "kind": step.kind,
+        "status": step.status,
+        "attempts": step.attempts,
+        "error_type": step.error_type,
+        "error": step.error,
+        "created_at": step.created_at,
+        "completed_at": step.completed_at,
+        "deadline_at": step.deadline_at,
+    }

@@ -1,0 +1,198 @@
+"""The demo from its options to its end: one process with a worker, the tick and a model in it."""
+
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from rich.console import Console
+from rich.text import Text
+
+from think_celery import providers
+from think_celery.app import ThinkCelery
+from think_celery.clock import SystemClock
+from think_celery.demo import surroundings
+from think_celery.demo.agents import TriageAgent, TriageWorkflow
+from think_celery.demo.desk import Desk, open_desk
+from think_celery.demo.offline import MODEL, offline_model
+from think_celery.demo.reports import Report, read_files, samples
+from think_celery.demo.show import Screen, show_results
+from think_celery.demo.watch import Phase, Watch
+from think_celery.domain import workflows
+from think_celery.embedded import embedded
+from think_celery.runtime import Runtime
+from think_celery.settings import Settings
+
+LOOK_SECONDS = 0.05
+QUEUE = "think-demo"
+OK, FAILED, UNUSABLE, STOPPED = 0, 1, 2, 130
+"""Exit codes; the last is what shells expect of a process that Ctrl-C ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What the demo is asked for. ``state`` and ``out`` are made up where they are not given.
+
+    ``approve`` is ``ask``, ``all`` or ``none``. ``model`` is a name such as ``openai/gpt-5-mini``; without
+    one the offline model answers, which takes ``pace`` seconds for each piece of an answer.
+    """
+
+    files: Sequence[Path] = ()
+    state: Path | None = None
+    out: Path | None = None
+    approve: str = "all"
+    model: str | None = None
+    base_url: str | None = None
+    concurrency: int = 4
+    pace: float = 0.02
+
+
+def run(options: Options, console: Console) -> int:
+    """Triage the reports, show how it goes, and return the exit code.
+
+    Raises:
+        InvalidReport: A report or folder can't be used; nothing was started.
+        NoModel, InvalidSetting: The named model can't be used; nothing was started.
+    """
+    given = read_files(options.files)
+    model = _model_settings(options, os.environ)
+    desk = open_desk(options.state or Path(tempfile.mkdtemp(prefix="think-demo-")), options.out)
+    reports = desk.take_in(given or ([] if desk.reports() else samples()))
+    with ExitStack() as stack:
+        stack.enter_context(surroundings.own_environment())
+        stack.enter_context(surroundings.logging_into(desk.folder / "demo.log"))
+        stack.enter_context(surroundings.at_desk(desk))
+        stack.enter_context(surroundings.terminated_like_ctrl_c())
+        if not model:
+            url = stack.enter_context(offline_model(desk.request_log, pace=options.pace))
+            model = _settings(MODEL, "offline", url)
+        think = ThinkCelery(_celery_app(desk, model))
+        try:
+            return Demo(think.runtime, desk, reports, options, console).run(think)
+        finally:
+            think.runtime.close()
+
+
+def _model_settings(options: Options, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of the model that was named, checked; none where the offline one shall answer."""
+    if options.model is None:
+        return {}
+    key = environ.get("THINK_OPENAI_API_KEY") or environ.get("OPENAI_API_KEY")
+    url = options.base_url or environ.get("THINK_OPENAI_BASE_URL") or environ.get("OPENAI_BASE_URL")
+    found = {name: value for name, value in _settings(options.model, key, url).items() if value}
+    checked = Settings.from_mapping(found, {})
+    providers.resolve(
+        checked.model, openai_api_key=checked.openai_api_key, openai_base_url=checked.openai_base_url
+    )
+    return found
+
+
+def _settings(model: str, key: str | None, url: str | None) -> dict[str, Any]:
+    return {"think_model": model, "think_openai_api_key": key, "think_openai_base_url": url}
+
+
+def _celery_app(desk: Desk, model: Mapping[str, Any]) -> Celery:
+    app = Celery("think_celery_demo", broker="memory://", set_as_current=False)
+    app.conf.update(
+        worker_prefetch_multiplier=1,
+        broker_transport_options={"polling_interval": 0.02},
+        task_default_queue=QUEUE,
+        think_queue=QUEUE,
+        think_database_url=desk.database_url,
+        **model,
+    )
+    return app
+
+
+class Demo:
+    """One run: starts what has not been started, answers what is asked, and shows it."""
+
+    def __init__(
+        self, rt: Runtime, desk: Desk, reports: Sequence[Report], options: Options, console: Console
+    ) -> None:
+        self._rt, self._desk, self._reports = rt, desk, reports
+        self._options, self._console = options, console
+        self._watch = Watch(rt, desk, reports)
+        self._decided: set[str] = set()
+        self._clock = SystemClock()
+
+    def run(self, think: ThinkCelery) -> int:
+        """From the first look to the table; returns the exit code."""
+        self._watch.look(everything=True)
+        if self._watch.unfinished:
+            self._greet()
+            with embedded(think, concurrency=self._options.concurrency):
+                code = self._work()
+            if code != OK:
+                return code
+        show_results(self._console, self._desk, self._watch.standing)
+        self._tell(f"Results: {self._desk.out}")
+        self._tell(f"State:   {self._desk.folder} (show it again: {self._command()})")
+        failed = any(standing.phase is Phase.FAILED for standing in self._watch.standing.values())
+        return FAILED if failed else OK
+
+    def _work(self) -> int:
+        try:
+            self._start()
+            self._follow()
+        except KeyboardInterrupt:
+            left = len(self._watch.unfinished)
+            self._tell(f"Stopping. {left} of {len(self._reports)} reports are not done; nothing of them is lost.")
+            self._tell(f"Go on with: {self._command()}")
+            return STOPPED
+        except EOFError:
+            self._tell("A report needs approval, and nobody is there to answer: standard input has ended.")
+            self._tell(f"Go on with: {self._command()} --approve all    (or none)")
+            return UNUSABLE
+        return OK
+
+    def _start(self) -> None:
+        for report in self._reports:
+            if workflows.get(self._rt, workflows.reference(TriageWorkflow, report.report_id)) is None:
+                TriageAgent.bound_to(self._rt, report.report_id).triage(report)
+
+    def _follow(self) -> None:
+        with Screen(self._console) as screen:
+            while self._watch.unfinished:
+                self._watch.look()
+                screen.update(self._watch.standing)
+                for report_id, standing in list(self._watch.standing.items()):
+                    if standing.phase is Phase.WAITING and report_id not in self._decided:
+                        self._decide(report_id, screen)
+                self._clock.sleep(LOOK_SECONDS)
+            screen.update(self._watch.standing)
+
+    def _decide(self, report_id: str, screen: Screen) -> None:
+        mode = self._options.approve
+        approved = screen.ask(report_id, self._watch.drafts[report_id]) if mode == "ask" else mode == "all"
+        reason = ("approved" if approved else "rejected") + (" by you" if mode == "ask" else f" by --approve {mode}")
+        TriageAgent.bound_to(self._rt, report_id).send_workflow_event(
+            TriageWorkflow,
+            report_id,
+            type="approval",
+            payload={"approved": approved, "reason": reason},
+            idempotency_key="decision",
+        )
+        self._decided.add(report_id)
+
+    # --- words ------------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        model = self._options.model or "the offline model (rules, no network)"
+        self._tell(f"Triaging {len(self._reports)} reports with {model}; the rows are in {self._desk.folder}")
+
+    def _command(self) -> str:
+        words = ["think-celery", "demo", "--state", str(self._desk.folder)]
+        if self._options.model:
+            words += ["--model", self._options.model]
+        if self._options.base_url:
+            words += ["--base-url", self._options.base_url]
+        return shlex.join(words)
+
+    def _tell(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
