@@ -151,6 +151,80 @@ class TestRepeats:
         assert epoch(db, "a") is None
 
 
+class TestOnce:
+    """A user's own function: it may have effects, so it is never run again."""
+
+    def test_what_the_database_would_have_repeated_is_raised(self, pg):
+        """A serialization failure inside it is an error, and nothing of it is stored."""
+        runs = []
+
+        def work(tx):
+            runs.append(1)
+            add(tx, "a")
+            tx.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40001'; END $$"))
+
+        with pytest.raises(DBAPIError, match="again"):
+            pg.once(work)
+
+        assert runs == [1]
+        assert epoch(pg, "a") is None
+
+    def test_what_comes_before_it_is_tried_again(self, sqlite_url):
+        """Waiting for SQLite's one writer is not the function's business: it runs once, when it can."""
+        db = Database(sqlite_url, SystemClock(), busy_timeout=timedelta(seconds=0.3))
+        db.engine.connect().close()
+        holder = sqlite3.connect(db.url.database, check_same_thread=False, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        release = threading.Timer(0.5, lambda: holder.execute("COMMIT"))
+        release.start()
+        runs = []
+
+        assert db.once(lambda tx: runs.append(add(tx, "a")) or "result") == "result"
+
+        release.join()
+        holder.close()
+        assert len(runs) == 1
+        assert epoch(db, "a") == 0
+        db.dispose()
+
+
+class TestLimit:
+    def test_a_statement_that_takes_too_long_is_ended_by_the_server(self, pg):
+        """The limit is this transaction's: the next one on the same connection has none."""
+
+        def work(tx):
+            tx.limit(timedelta(milliseconds=20))
+            tx.execute(text("SELECT pg_sleep(10)"))
+
+        with pytest.raises(DBAPIError, match="statement timeout"):
+            pg.transact(work)
+
+        timeouts = "SELECT current_setting('statement_timeout')"
+        assert pg.transact(lambda tx: tx.execute(text(timeouts)).scalar()) == "0"
+
+    def test_so_is_a_pause_between_two(self, pg):
+        """A transaction that is held open without using it loses its connection, and is rolled back."""
+        gone = threading.Event()
+
+        def work(tx):
+            add(tx, "a")
+            tx.limit(timedelta(milliseconds=20))
+            own = tx.execute(text("SELECT pg_backend_pid()")).scalar()
+            alive = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
+            for _ in range(500):
+                if pg.read(lambda other: other.execute(alive, {"pid": own}).scalar()) == 0:
+                    gone.set()
+                    break
+                gone.wait(0.01)
+            add(tx, "b")
+
+        with pytest.raises(DBAPIError):
+            pg.once(work)
+
+        assert gone.is_set()
+        assert epoch(pg, "a") is None
+
+
 class TestWriters:
     def test_increments_of_six_processes_all_count(self, db):
         """FR-33: 6 processes × 60 read-then-increment give 360 and no error, on both databases."""

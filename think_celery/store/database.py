@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ from sqlalchemy import (
     QueuePool,
     Table,
     cast,
-    create_engine,
-    event,
     func,
     literal,
     select,
@@ -35,9 +32,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.clock import MICROSECOND, Clock
-from think_celery.errors import MissingExtra
+from think_celery.store.engines import is_passing, make_engine, pause
 from think_celery.store.types import UtcDateTime
-from think_celery.store.urls import checked_url, driver_arguments
+from think_celery.store.urls import checked_url
 
 logger = logging.getLogger("think_celery.store")
 
@@ -50,7 +47,7 @@ Call = Callable[[], None]
 REPEATS = 5
 ZERO = timedelta(0)
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
-_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+_SQLITE_ERROR, _SQLITE_BUSY, _SQLITE_LOCKED = 1, 5, 6
 _FORK_PATIENCE_SECONDS = 1.0
 
 _joined: ContextVar[Mapping["Database", Callable[[], "Tx"]]] = ContextVar(
@@ -169,7 +166,7 @@ class Database:
     def _open(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                engine = self._make_engine()
+                engine = make_engine(self.url, busy_timeout=self._busy_timeout, durable=self._durable)
                 if self._prepare is not None:
                     self._prepare(engine)
                 self._reader = engine.execution_options(think_read=True)
@@ -177,27 +174,6 @@ class Database:
                     self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
                 self._engine = engine
             return self._engine
-
-    def _make_engine(self) -> Engine:
-        if self.url.get_backend_name() == "sqlite":
-            engine = create_engine(self.url, connect_args={"timeout": self._busy_timeout.total_seconds()})
-            event.listen(engine, "connect", self._set_up_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
-            return engine
-        try:
-            return create_engine(
-                self.url,
-                connect_args=driver_arguments(self.url),
-                isolation_level="READ COMMITTED",  # what every conditional UPDATE here counts on
-                pool_use_lifo=True,
-            )
-        except ModuleNotFoundError as error:
-            raise MissingExtra("The database PostgreSQL", "postgres") from error
-
-    def _set_up_sqlite(self, connection: sqlite3.Connection, record: object) -> None:
-        connection.isolation_level = None  # so that our own BEGIN is the only one
-        _repeat_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
-        connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
 
     def transact(self, work: Callable[[Tx], T]) -> T:
         """Run *work* in a transaction of ours, commit it, then make the after-commit calls.
@@ -236,9 +212,9 @@ class Database:
                         transaction.rollback()
                         raise
             except DBAPIError as error:
-                if attempt > REPEATS or not may_repeat() or not _worth_repeating(error, committing):
+                if attempt > REPEATS or not may_repeat() or not is_passing(error, committing=committing):
                     raise
-                _pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
+                pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
                 continue
             tx.committed()
             return result
@@ -254,7 +230,7 @@ class Database:
                 with self._reading_engine().connect() as conn:
                     return work(Tx(conn, self.clock))
             except DBAPIError as error:
-                if attempt > REPEATS or not _worth_repeating(error, False):
+                if attempt > REPEATS or not is_passing(error, committing=False):
                     raise
         raise AssertionError("unreachable")
 
@@ -310,7 +286,7 @@ class Database:
         self._engine = self._reader = None
         pool, waited = engine.pool, 0.0
         while isinstance(pool, QueuePool) and pool.checkedout() and waited < _FORK_PATIENCE_SECONDS:
-            _pause(0.002)
+            pause(0.002)
             waited += 0.002
         engine.dispose()
 
@@ -341,40 +317,3 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=lambda: _each(Database._after_fork),
         after_in_child=lambda: _each(Database._after_fork_in_child),
     )
-
-
-def _begin_sqlite(conn: Connection) -> None:
-    # A transaction that reads first and then writes fails at once with SQLITE_BUSY, whatever the
-    # timeout is; one that takes the write lock at its beginning waits for it.
-    read = conn.get_execution_options().get("think_read", False)
-    conn.exec_driver_sql("BEGIN" if read else "BEGIN IMMEDIATE")
-
-
-def _pause(seconds: float) -> None:
-    # Real time whatever the clock: what is waited for is another connection, not an instant.
-    threading.Event().wait(seconds)
-
-
-def _repeat_while_busy(call: Callable[[], object]) -> None:
-    for attempt in range(20):
-        try:
-            call()
-            return
-        except sqlite3.OperationalError as error:
-            if attempt == 19 or getattr(error, "sqlite_errorcode", 0) & 0xFF != _SQLITE_BUSY:
-                raise
-            _pause(0.05)
-
-
-def is_busy(error: DBAPIError) -> bool:
-    """Whether SQLite gave up because another connection holds its lock."""
-    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
-
-
-def _worth_repeating(error: DBAPIError, committing: bool) -> bool:
-    cause = error.orig
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if is_busy(error) or state in _REPEATABLE_STATES:
-        return True
-    # A connection that died at the commit may have committed: whoever asked must look.
-    return bool(error.connection_invalidated) and not committing

@@ -16,7 +16,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from think_celery.clock import SystemClock
 from think_celery.errors import SchemaOutdated
-from think_celery.store.database import Database, is_busy
+from think_celery.store.database import Database
+from think_celery.store.engines import is_busy
 
 VERSION_TABLE = "think_alembic_version"
 HEAD = "0001"

@@ -1,0 +1,84 @@
+"""Engines: how the connections of each database are set up, and which of its errors pass by themselves."""
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from think_celery.errors import MissingExtra
+from think_celery.store.urls import driver_arguments
+
+_REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
+_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+
+
+def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
+    """An engine whose transactions behave as the package counts on, whatever the server's defaults are.
+
+    *busy_timeout* is how long SQLite waits for its one writer. Without *durable* its last commits may be
+    lost in a power cut.
+    """
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url, busy_timeout, durable)
+    try:
+        return create_engine(
+            url,
+            connect_args=driver_arguments(url),
+            isolation_level="READ COMMITTED",  # what every conditional UPDATE here counts on
+            pool_use_lifo=True,
+        )
+    except ModuleNotFoundError as error:
+        raise MissingExtra("The database PostgreSQL", "postgres") from error
+
+
+def _sqlite(url: URL, busy_timeout: timedelta, durable: bool) -> Engine:
+    def set_up(connection: sqlite3.Connection, record: object) -> None:
+        connection.isolation_level = None  # so that our own BEGIN is the only one
+        _repeat_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+
+    engine = create_engine(url, connect_args={"timeout": busy_timeout.total_seconds()})
+    event.listen(engine, "connect", set_up)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _begin_sqlite(conn: Connection) -> None:
+    # A transaction that reads first and then writes fails at once with SQLITE_BUSY, whatever the
+    # timeout is; one that takes the write lock at its beginning waits for it.
+    read = conn.get_execution_options().get("think_read", False)
+    conn.exec_driver_sql("BEGIN" if read else "BEGIN IMMEDIATE")
+
+
+def _repeat_while_busy(call: Callable[[], object]) -> None:
+    for attempt in range(20):
+        try:
+            call()
+            return
+        except sqlite3.OperationalError as error:
+            if attempt == 19 or getattr(error, "sqlite_errorcode", 0) & 0xFF != _SQLITE_BUSY:
+                raise
+            pause(0.05)
+
+
+def pause(seconds: float) -> None:
+    """Wait in real time, whatever the clock: what is waited for is another connection, not an instant."""
+    threading.Event().wait(seconds)
+
+
+def is_busy(error: DBAPIError) -> bool:
+    """Whether SQLite gave up because another connection holds its lock."""
+    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+
+
+def is_passing(error: DBAPIError, *, committing: bool) -> bool:
+    """Whether the transaction did not happen, and may well succeed if it is run again."""
+    cause = error.orig
+    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if is_busy(error) or state in _REPEATABLE_STATES:
+        return True
+    # A connection that died at the commit may have committed: whoever asked must look.
+    return bool(error.connection_invalidated) and not committing
