@@ -32,6 +32,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.clock import MICROSECOND, Clock
+from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_passing, make_engine, pause
 from think_celery.store.types import UtcDateTime
 from think_celery.store.urls import checked_url
@@ -47,7 +48,6 @@ Call = Callable[[], None]
 REPEATS = 5
 ZERO = timedelta(0)
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
-_SQLITE_ERROR, _SQLITE_BUSY, _SQLITE_LOCKED = 1, 5, 6
 _FORK_PATIENCE_SECONDS = 1.0
 
 _joined: ContextVar[Mapping["Database", Callable[[], "Tx"]]] = ContextVar(

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from think_celery.errors import MissingExtra
 from think_celery.store.urls import driver_arguments
 
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
-_SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
+_SQLITE_ERROR, _SQLITE_BUSY, _SQLITE_LOCKED = 1, 5, 6
 
 
 def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
@@ -72,6 +73,15 @@ def pause(seconds: float) -> None:
 def is_busy(error: DBAPIError) -> bool:
     """Whether SQLite gave up because another connection holds its lock."""
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether the database could not be reached, or could not serve just now: asking later may help."""
+    if isinstance(error, OperationalError):
+        return getattr(error.orig, "sqlite_errorcode", 0) != _SQLITE_ERROR  # an error in the SQL itself
+    return isinstance(error, PoolTimeout) or (
+        isinstance(error, DBAPIError) and bool(error.connection_invalidated)
+    )
 
 
 def is_passing(error: DBAPIError, *, committing: bool) -> bool:
