@@ -31,12 +31,14 @@ class Recovered:
     """How an interrupted answer goes on.
 
     ``parts`` are what is kept; ``to_run`` the calls among them that must run (again) first; ``continues``
-    says that its last text was cut, so the model is asked to go on exactly there.
+    says that its last text was cut, so the model is asked to go on exactly there; ``complete`` that its last
+    step was whole and called nothing, so the model has no more to say.
     """
 
     parts: list[Part]
     to_run: list[ToolPart]
     continues: bool
+    complete: bool = False
 
 
 def decide(stored: Sequence[Part], is_idempotent: Callable[[str], bool]) -> Recovered:
@@ -47,13 +49,12 @@ def decide(stored: Sequence[Part], is_idempotent: Callable[[str], bool]) -> Reco
     that a listener saw as text is left of the last step, that step is asked for again.
     """
     parts = [part for part in stored if not _dropped(part)]
-    last_step = max((i for i, part in enumerate(parts) if isinstance(part, StepStartPart)), default=0)
-    text = [part for part in parts[last_step:] if isinstance(part, TextPart)]
+    start = _last_step(parts)
+    text = [part for part in parts[start:] if isinstance(part, TextPart)]
     cut = any(part.state == "streaming" for part in text) or _has_cut_call(stored)
-    if cut and not any(part.text for part in text):
-        parts = parts[:last_step]
-        cut = False
-    elif last_step == len(parts) - 1 and parts and isinstance(parts[-1], StepStartPart):
+    if cut and not any(part.text.strip() for part in text):
+        parts, cut = parts[:start], False
+    elif isinstance(parts[-1] if parts else None, StepStartPart):
         parts = parts[:-1]
     to_run, kept = [], []
     for part in parts:
@@ -65,7 +66,15 @@ def decide(stored: Sequence[Part], is_idempotent: Callable[[str], bool]) -> Reco
             else:
                 to_run.append(part)
         kept.append(part)
-    return Recovered(kept, to_run, cut)
+    last = kept[_last_step(kept) :]
+    calls = any(isinstance(part, ToolPart) for part in last)
+    said = any(isinstance(part, TextPart) and part.text for part in last)
+    return Recovered(kept, to_run, cut, complete=said and not cut and not calls)
+
+
+def _last_step(parts: Sequence[Part]) -> int:
+    """Where the last model step begins."""
+    return max((i for i, part in enumerate(parts) if isinstance(part, StepStartPart)), default=0)
 
 
 def _dropped(part: Part) -> bool:
