@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from sqlalchemy import create_engine, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from think_celery.clock import SystemClock
-from think_celery.store.database import REPEATS, Database
+from think_celery.store.database import REPEATS, Database, is_away
 from think_celery.store.tables import agents
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -149,6 +150,48 @@ class TestRepeats:
 
         assert len(runs) == 1
         assert epoch(db, "a") is None
+
+
+class TestAway:
+    """Which errors say that the database is away, so that asking later may help."""
+
+    def error_of(self, db, work):
+        with pytest.raises(Exception) as raised:
+            db.once(work)
+        return raised.value
+
+    def test_a_server_that_is_not_there(self):
+        """Nobody listens at the port."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        db = Database(f"postgresql://postgres@127.0.0.1:{port}/none", SystemClock())
+
+        assert is_away(self.error_of(db, lambda tx: None))
+
+    def test_a_connection_that_was_ended(self, pg):
+        """The server process is gone in the middle."""
+        own = "SELECT pg_terminate_backend(pg_backend_pid())"
+
+        assert is_away(self.error_of(pg, lambda tx: tx.execute(text(own))))
+
+    def test_a_locked_sqlite_file(self, sqlite_url):
+        """Its one writer does not end."""
+        db = Database(sqlite_url, SystemClock(), busy_timeout=timedelta(milliseconds=1))
+        db.engine.connect().close()
+        holder = sqlite3.connect(db.url.database, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+
+        assert is_away(self.error_of(db, lambda tx: None))
+        holder.close()
+        db.dispose()
+
+    def test_not_an_error_in_the_statement_and_not_a_refused_row(self, db):
+        """Asking again would give the same answer for ever."""
+        db.transact(lambda tx: add(tx, "a"))
+
+        assert not is_away(self.error_of(db, lambda tx: tx.execute(text("SELECT nonsense FROM nowhere"))))
+        assert not is_away(self.error_of(db, lambda tx: add(tx, "a")))
+        assert not is_away(self.error_of(db, lambda tx: 1 / 0))
 
 
 class TestOnce:
