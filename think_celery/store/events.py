@@ -39,8 +39,9 @@ def insert(
             created_at=tx.now() if sent_at is None else sent_at,
         )
         .on_conflict_do_nothing()
+        .returning(events.c.seq)  # the count of rows of an INSERT is not known on PostgreSQL
     )
-    return tx.execute(statement).rowcount == 1
+    return tx.execute(statement).first() is not None
 
 
 def first_unread(

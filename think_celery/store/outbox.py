@@ -42,8 +42,9 @@ def insert(
             knock_at=tx.now(MISSED_AFTER),
         )
         .on_conflict_do_nothing()
+        .returning(outbox.c.id)  # the count of rows of an INSERT is not known on PostgreSQL
     )
-    return outbox_id if tx.execute(statement).rowcount == 1 else None
+    return tx.execute(statement).scalar()
 
 
 def get(tx: Tx, outbox_id: str) -> Row[Any] | None:
