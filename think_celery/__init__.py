@@ -11,24 +11,20 @@ from think_celery.tools import Tool, ToolContext, tool
 from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
 
 __all__ = [
-    # wiring
-    "ThinkCelery",
-    # agents
-    "Think",
-    "Submission",
-    "SubmissionStatus",
-    "UIMessage",
-    "LiveEvent",
-    # tools
-    "tool",
-    "Tool",
-    "ToolContext",
     "AbortController",
     "AbortSignal",
-    # workflows
+    "LiveEvent",
+    "Retry",
+    "Submission",
+    "SubmissionStatus",
+    "Think",
+    "ThinkCelery",
     "ThinkWorkflow",
     "ThinkWorkflowStep",
+    "Tool",
+    "ToolContext",
+    "UIMessage",
     "WorkflowEvent",
     "WorkflowStatus",
-    "Retry",
+    "tool",
 ]
