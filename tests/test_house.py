@@ -14,8 +14,8 @@ FLOORS = (
     "store events providers",
     "runtime domain",
     "agent workflow workflows",
-    "tasks beat mail web knocks worker",
-    "__init__ app celery cli testing demo contrib",
+    "tasks beat mail web publishing worker",
+    "__init__ app celery cli embedded testing demo contrib",
 )
 NAMES = ("ground", "cellar", "domain", "porch", "doors", "hall")
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms.split()}
@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that 
     "psycopg": {"store"},
     "httpx": {"providers"},
     "redis": {"events.redis"} | HALL,
-    "pydantic": GROUND | {"providers"},
+    "pydantic": GROUND | {"providers", "demo"},
     "pydantic_core": GROUND | {"providers"},
     "jsonschema": GROUND | {"providers"},
     "cronsim": {"recurrence"},

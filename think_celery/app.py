@@ -4,12 +4,9 @@ import os
 import threading
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
-from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session
-
 from think_celery.clock import SystemClock
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -21,6 +18,10 @@ from think_celery.store.database import Database
 from think_celery.store.joined import joined
 from think_celery.tasks import register
 from think_celery.worker import TickStep
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+    from sqlalchemy.orm import Session
 
 
 class ThinkCelery:
@@ -86,7 +87,7 @@ class ThinkCelery:
             knock=Publisher(self.app, clock),
         )
 
-    def joined(self, session_or_connection: Session | Connection) -> AbstractContextManager[None]:
+    def joined(self, session_or_connection: "Session | Connection") -> AbstractContextManager[None]:
         """Inside, what you submit, start and send becomes part of this SQLAlchemy transaction.
 
         It exists once you commit, and never if you roll back; the id is known at once. Nothing is committed,
@@ -108,6 +109,6 @@ def _configuration(app: Celery) -> dict[str, Any]:
     return {str(key): value for key, value in app.conf.items()}
 
 
-def _prepare(engine: Engine) -> None:
+def _prepare(engine: "Engine") -> None:
     # SQLite is the embedded default, where nobody runs a migration by hand.
     migrate.ensure(engine, migrate=engine.dialect.name == "sqlite")
