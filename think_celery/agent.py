@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Self
 
 from think_celery import providers
+from think_celery.clock import to_microseconds
 from think_celery.domain import conversation, live, submissions, workflows
 from think_celery.domain.live import LiveEvent
 from think_celery.errors import AsyncNotSupported
@@ -76,7 +77,7 @@ class Submission:
 
 
 def _milliseconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp() * 1000)
+    return None if moment is None else to_microseconds(moment) // 1000
 
 
 def _as_submission(rt: Runtime, row: Any, *, accepted: bool = False, same_payload: bool = True) -> Submission:
@@ -118,10 +119,24 @@ class Think:
         for hook in HOOKS:
             if inspect.iscoroutinefunction(getattr(cls, hook)):
                 raise AsyncNotSupported(f"{cls.__name__}.{hook}")
+        steps: object = cls.max_steps
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(
+                f"{cls.__name__}.max_steps is {steps!r}: it must be a whole number, 1 or more. It is how many "
+                "times the model may be asked in one turn."
+            )
         cls.agent_class = name or cls.__name__
         agent_classes.add(cls.agent_class, cls)
 
     def __init__(self, name: str) -> None:
+        if type(self) is Think:
+            raise TypeError(
+                "Think is no agent by itself. Subclass it (class TriageAgent(Think): …) and name one: "
+                'TriageAgent("issue-42").'
+            )
+        agent_classes.get(
+            self.agent_class
+        )  # two of that name must not go unnoticed until a worker meets them
         if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
             raise ValueError(
                 f"The agent name {str(name)[:60]!r} can't be used: a name is 1 to 200 printable characters, "

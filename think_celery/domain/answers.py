@@ -12,6 +12,7 @@ from think_celery.messages import (
     clean,
 )
 from think_celery.protocols import ModelEvent, ReasoningDelta, TextDelta, ToolCallComplete, ToolCallDelta
+from think_celery.providers.toolcalls import UniqueIds
 
 Chunk = dict[str, Any]
 
@@ -60,6 +61,26 @@ class Answer:
         self.step_parts, self._calls = [], {}
         return calls
 
+    def place_of(self, call: ToolPart) -> tuple[int, int]:
+        """Where a call of a complete step stands: its step, from 1, and its position there, from 0.
+
+        The same after a crash, whatever ids the model gives.
+        """
+        step = position = 0
+        for part in self.parts:
+            if part is call:
+                break
+            if isinstance(part, StepStartPart):
+                step, position = step + 1, 0
+            elif isinstance(part, ToolPart):
+                position += 1
+        return step, position
+
+    def drop(self, calls: Sequence[ToolPart]) -> None:
+        """Remove these calls."""
+        dropped = {id(call) for call in calls}
+        self.parts = [part for part in self.parts if id(part) not in dropped]
+
     def so_far(self) -> list[Part]:
         """The parts as they are stored while the step still streams: none of its calls is whole yet."""
         return [*self.parts, *self.step_parts]
@@ -96,8 +117,11 @@ class Answer:
             return []
         part, chunks = self._calls.get(event.index), []
         if part is None:
+            taken = (each.tool_call_id for each in self.so_far() if isinstance(each, ToolPart))
             part = ToolPart(
-                type=f"tool-{event.name}", tool_call_id=event.tool_call_id, state="input-streaming"
+                type=f"tool-{event.name}",
+                tool_call_id=UniqueIds(taken).unique(event.tool_call_id),
+                state="input-streaming",
             )
             self._calls[event.index] = part
             self.step_parts.append(part)
@@ -105,7 +129,7 @@ class Answer:
                 {"type": "tool-input-start", "toolCallId": part.tool_call_id, "toolName": event.name}
             )
         if isinstance(event, ToolCallComplete):
-            part.input = event.arguments
+            part.input = clean(event.arguments)
         elif event.arguments:
             delta = {"inputTextDelta": clean(event.arguments)}
             chunks.append({"type": "tool-input-delta", "toolCallId": part.tool_call_id, **delta})

@@ -1,13 +1,15 @@
 """What listeners see of a turn while it happens, and how they follow it."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from think_celery.domain import conversation
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.ids import AgentRef
-from think_celery.protocols import Frame
+from think_celery.messages import UIMessage, load_parts
+from think_celery.protocols import Cursor, Frame
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import submissions
 
@@ -19,26 +21,28 @@ SILENCE_SECONDS = 5.0
 
 
 class Broadcast:
-    """Writes one turn's frames. Never raises and never waits: the live log is a courtesy."""
+    """Writes one turn's frames. Never raises and never waits: the live log is a courtesy. Thread-safe."""
 
     def __init__(self, rt: "Runtime", agent_id: str, submission_id: str, message_id: str, token: int) -> None:
         self._rt, self._agent_id, self._submission_id = rt, agent_id, submission_id
         self._message_id, self._token, self._n = message_id, token, 0
+        self._lock = threading.Lock()  # tools show their results from threads of their own
 
     def put(self, *events: dict[str, Any]) -> None:
         """Show these events to whoever listens."""
-        for event in events:
-            self._n += 1
-            self._rt.live.put(
-                Frame(
-                    agent_id=self._agent_id,
-                    submission_id=self._submission_id,
-                    message_id=self._message_id,
-                    token=self._token,
-                    n=self._n,
-                    event=event,
+        with self._lock:
+            for event in events:
+                self._n += 1
+                self._rt.live.put(
+                    Frame(
+                        agent_id=self._agent_id,
+                        submission_id=self._submission_id,
+                        message_id=self._message_id,
+                        token=self._token,
+                        n=self._n,
+                        event=event,
+                    )
                 )
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,91 +65,126 @@ def listen(rt: "Runtime", agent: AgentRef, submission_id: str | None = None) -> 
     """Follow an agent, or one of its submissions until that ends.
 
     Begins with what is stored of the answer so far. The end comes from the database, also when the live
-    log loses its frame. Without *submission_id* it goes on until the generator is closed.
+    log loses its frame, and with it the whole text, whatever was lost. Without *submission_id* it goes on
+    until the generator is closed. What happens from this call on is seen, even if it is read later.
 
     Raises:
-        SubmissionNotFound: There is no such submission.
+        SubmissionNotFound: The agent has no such submission.
         InsideTransaction: The caller's transaction is joined: what it waits for can't begin before.
     """
     if rt.db.inside_joined:
         raise InsideTransaction("listen()")
-    return _follow(rt, agent, submission_id)
+    if submission_id is not None:
+        row = rt.db.read(lambda tx: submissions.get(tx, submission_id))
+        if row is None or row.agent_id != agent.id:
+            raise SubmissionNotFound(submission_id)
+    return _follow(rt, agent, submission_id, rt.events.head(agent.id))
 
 
-def _follow(rt: "Runtime", agent: AgentRef, submission_id: str | None) -> Iterator[LiveEvent]:
-    cursor = rt.events.head(agent.id)
-    yield from _snapshot(rt, agent, submission_id)
-    if submission_id is not None and (ended := _ended(rt, submission_id)) is not None:
-        yield ended
-        return
+def _follow(rt: "Runtime", agent: AgentRef, submission_id: str | None, cursor: Cursor) -> Iterator[LiveEvent]:
     seen = _Seen()
-    quiet_since = rt.clock.elapsed()
+    heard: dict[str, float] = {}  # of each turn that has not ended: when it was heard of last
+    if submission_id is not None:
+        heard[submission_id] = float("-inf")
+    else:
+        yield from _snapshot(rt, agent, None)
     while True:
+        for overdue in [each for each, at in heard.items() if rt.clock.elapsed() - at >= SILENCE_SECONDS]:
+            first = heard[overdue] == float("-inf")
+            heard[overdue] = rt.clock.elapsed()
+            ended = _ended(rt, overdue)  # before the snapshot, which is then of its end
+            if first or ended is not None:
+                yield from _snapshot(rt, agent, overdue)
+            if ended is not None:
+                seen.end(ended.message_id)
+                del heard[overdue]
+                yield ended
+                if overdue == submission_id:
+                    return
         page = rt.events.read(agent.id, cursor)
         cursor = page.cursor
         if page.lost:
-            yield from _snapshot(rt, agent, submission_id)
+            heard = dict.fromkeys(heard, float("-inf"))
+            if submission_id is None:
+                yield from _snapshot(rt, agent, None)
         for frame in page.frames:
             if submission_id is not None and frame.submission_id != submission_id:
                 continue
-            gap = seen.take(frame)
-            if gap is None:
+            news = seen.take(frame)
+            if news == "old":
                 continue
-            if gap:
+            done = frame.event.get("type") == "done"
+            if news == "gap" or (done and seen.has_hole(frame.message_id)):
                 yield from _snapshot(rt, agent, frame.submission_id)
+            heard[frame.submission_id] = rt.clock.elapsed()
+            if done:
+                seen.end(frame.message_id)
+                del heard[frame.submission_id]
             yield _as_event(frame)
-            if frame.event.get("type") == "done" and submission_id is not None:
+            if done and submission_id is not None:
                 return
-        if page.frames:
-            quiet_since = rt.clock.elapsed()
-            continue
-        if submission_id is not None and rt.clock.elapsed() - quiet_since >= SILENCE_SECONDS:
-            quiet_since = rt.clock.elapsed()
-            if (ended := _ended(rt, submission_id)) is not None:
-                yield from _snapshot(rt, agent, submission_id)
-                yield ended
-                return
-        rt.clock.sleep(POLL_SECONDS)
+        if not page.frames and not page.lost:
+            rt.clock.sleep(POLL_SECONDS)
 
 
 class _Seen:
     """What a reader has seen of each message: the highest token, and the last number under it."""
 
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[int, int]] = {}
+    KEPT = 1000
 
-    def take(self, frame: Frame) -> bool | None:
-        """``None``: drop the frame, its writer lost its lease. True: frames before it are missing."""
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[float, int]] = {}
+        self._holes: set[str] = set()
+
+    def take(self, frame: Frame) -> Literal["old", "next", "gap"]:
+        """``old``: drop the frame, its writer lost its lease. ``gap``: frames before it are missing."""
+        known = frame.message_id in self._last
         token, n = self._last.get(frame.message_id, (frame.token, 0))
         if frame.token < token or (frame.token == token and frame.n <= n):
-            return None
-        known = frame.message_id in self._last
+            return "old"
         self._last[frame.message_id] = (frame.token, frame.n)
-        first = frame.first or frame.n
-        return known and frame.token == token and first > n + 1
+        if len(self._last) > self.KEPT:
+            del self._last[next(iter(self._last))]
+        expected = n + 1 if frame.token == token else 1
+        missing = (frame.first or frame.n) > expected
+        if missing:
+            self._holes.add(frame.message_id)
+        if frame.event.get("type") == "restored":
+            self._holes.discard(frame.message_id)
+        return "gap" if missing and known else "next"
+
+    def has_hole(self, message_id: str) -> bool:
+        """Whether something of the message as it is shown is missing."""
+        return message_id in self._holes
+
+    def end(self, message_id: str) -> None:
+        """Nothing of that message is news any more."""
+        self._holes.discard(message_id)
+        self._last[message_id] = (float("inf"), 0)
 
 
 def _as_event(frame: Frame) -> LiveEvent:
     event = dict(frame.event)
+    kind, text = str(event.get("type")), ""
+    if kind == "text-delta":
+        text = str(event["delta"])
+    elif kind == "restored":  # to a listener it is what a look into the database gives
+        message = UIMessage(id=frame.message_id, role="assistant", parts=load_parts(event["parts"]))
+        kind, text, event = "snapshot", message.text, message.to_dict()
     return LiveEvent(
-        type=str(event.get("type")),
-        submission_id=frame.submission_id,
-        message_id=frame.message_id,
-        text=str(event["delta"]) if event.get("type") == "text-delta" else "",
-        data=event,
+        type=kind, submission_id=frame.submission_id, message_id=frame.message_id, text=text, data=event
     )
 
 
 def _snapshot(rt: "Runtime", agent: AgentRef, submission_id: str | None) -> Iterator[LiveEvent]:
     """The stored form of the message in the making (or of that submission's answer)."""
     if submission_id is None:
-        running = submissions.head
-        row = rt.db.read(lambda tx: running(tx, agent.id))
-        submission_id = None if row is None else row.id
+        head = rt.db.read(lambda tx: submissions.head(tx, agent.id))
+        submission_id = None if head is None else head.id
     row = None if submission_id is None else rt.db.read(lambda tx: submissions.get(tx, submission_id))
-    if row is None:
+    if row is None or row.message_id is None:
         return
-    message = None if row.message_id is None else conversation.get_message(rt, agent, row.message_id)
+    message = conversation.get_message(rt, agent, row.message_id)
     if message is not None:
         yield LiveEvent(
             type="snapshot",
@@ -157,10 +196,10 @@ def _snapshot(rt: "Runtime", agent: AgentRef, submission_id: str | None) -> Iter
 
 
 def _ended(rt: "Runtime", submission_id: str) -> LiveEvent | None:
+    """The end of a turn, as the database has it; one that was deleted counts as ended."""
     row = rt.db.read(lambda tx: submissions.get(tx, submission_id))
-    if row is None:
-        raise SubmissionNotFound(submission_id)
-    if not is_terminal(SubmissionStatus(row.status)):
+    if row is not None and not is_terminal(SubmissionStatus(row.status)):
         return None
-    data = {"type": "done", "status": row.status}
-    return LiveEvent(type="done", submission_id=row.id, message_id=row.message_id or "", data=data)
+    data = {"type": "done", "status": None if row is None else row.status}
+    message_id = "" if row is None else row.message_id or ""
+    return LiveEvent(type="done", submission_id=submission_id, message_id=message_id, data=data)

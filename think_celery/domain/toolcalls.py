@@ -1,16 +1,21 @@
 """Run the calls of one model step: each once, also after a crash."""
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from think_celery.domain import calls
 from think_celery.domain.answers import input_chunk, settled_chunk
+from think_celery.domain.drafts import Draft
+from think_celery.domain.journal import describe
 from think_celery.domain.leases import Hold
-from think_celery.errors import InvalidToolArguments, LeaseLost
-from think_celery.messages import ToolPart, clean
+from think_celery.domain.patience import patiently
+from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled
+from think_celery.messages import ToolPart
 from think_celery.tools import Tool, ToolContext, dump_result, parse_arguments
 
 if TYPE_CHECKING:
@@ -21,18 +26,24 @@ logger = logging.getLogger("think_celery.tools")
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What the calls of a step share. ``store`` writes the message so far under the turn's fence."""
+    """What the calls of a step share. ``show`` lets listeners see what happens."""
 
     rt: "Runtime"
     hold: Hold
+    draft: Draft
     tools: Mapping[str, Tool]
     agent_name: str
     submission_id: str
-    message_id: str
-    step: int
     attempt: int
-    store: Callable[[], None]
     show: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class _Call:
+    part: ToolPart
+    tool: Tool
+    kwargs: Mapping[str, object]
+    context: ToolContext
 
 
 def execute(scene: Scene, parts: Sequence[ToolPart]) -> None:
@@ -45,63 +56,116 @@ def execute(scene: Scene, parts: Sequence[ToolPart]) -> None:
     Raises:
         LeaseLost, TurnCancelled: The work is no longer ours; results that come later are dropped.
     """
-    ready = [call for position, part in enumerate(parts) if (call := _prepare(scene, part, position))]
+    ready = [call for part in parts if (call := _prepare(scene, part))]
     for part in parts:
         scene.show(input_chunk(part), *([settled_chunk(part)] if part.settled else []))
-    scene.store()
+    scene.draft.store_step(progress=any(part.settled for part in parts))
     if not ready:
         return
     scene.rt.failpoint("turn:tool-marked")
-    scene.hold.check()
-    lock = threading.Lock()
-    runs = [lambda call=call: _run(scene, call, lock) for call in ready]
-    for result in calls.call_all(scene.rt, runs, signal=scene.hold.signal):
+    try:
+        patiently(scene.rt, scene.hold, scene.hold.check)
+    except TurnCancelled:
+        _not_begun(ready)
+        raise
+    runs = _Runs(scene)
+    results = calls.call_all(scene.rt, [partial(runs.run, call) for call in ready], signal=scene.hold.signal)
+    for call, result in zip(ready, results, strict=True):
         if isinstance(result, calls.Failed):
             raise result.error
         if isinstance(result, calls.Abandoned) and result.started:
             logger.warning(
-                "a tool of submission %s did not stop in time and was given up", scene.submission_id
+                "tool %s of submission %s did not stop in time and was given up",
+                call.tool.name,
+                scene.submission_id,
             )
-    scene.hold.check()
+        elif isinstance(result, calls.Abandoned):
+            _not_begun([call])
+    patiently(scene.rt, scene.hold, scene.hold.check)
 
 
-@dataclass(frozen=True)
-class _Call:
-    part: ToolPart
-    tool: Tool
-    kwargs: Mapping[str, object]
-    context: ToolContext
-
-
-def _prepare(scene: Scene, part: ToolPart, position: int) -> _Call | None:
+def _prepare(scene: Scene, part: ToolPart) -> _Call | None:
     tool = scene.tools.get(part.tool_name)
+    try:
+        part.input = parse_arguments(part.input, None if tool is None else tool.parameters)
+        kwargs = {} if tool is None else tool.validate(part.input)
+    except InvalidToolArguments as error:
+        if tool is not None:
+            _settle_error(part, str(error))
+            return None
     if tool is None:
         available = ", ".join(scene.tools) or "none"
         _settle_error(part, f"There is no tool {part.tool_name!r}. Available tools: {available}.")
         return None
-    try:
-        part.input = parse_arguments(part.input)
-        kwargs = tool.validate(part.input)
-    except InvalidToolArguments as error:
-        _settle_error(part, str(error))
-        return None
     part.started = not tool.idempotent
-    key = f"{scene.submission_id}:{scene.step}:{position}"
+    step, position = scene.draft.answer.place_of(part)
     context = ToolContext(
         agent_name=scene.agent_name,
         submission_id=scene.submission_id,
-        message_id=scene.message_id,
+        message_id=scene.draft.message_id,
         tool_call_id=part.tool_call_id,
-        idempotency_key=key,
+        idempotency_key=f"{scene.submission_id}:{step}:{position}",
         attempt=scene.attempt,
         signal=scene.hold.signal,
     )
     return _Call(part, tool, kwargs, context)
 
 
-def _run(scene: Scene, call: _Call, lock: threading.Lock) -> None:
-    output, error_text = None, None
-    try:
+def _not_begun(ready: Sequence[_Call]) -> None:
+    for call in ready:
+        call.part.started = False
+
+
+class _Runs:
+    """The runs of one step's calls. They store their results one at a time."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene, self._lock = scene, threading.Lock()
+        self._broken = False
+
+    def run(self, call: _Call) -> None:
+        """Call the tool, settle its part, and store the message with it."""
+        if self._broken:  # the lease is gone, or (in a test) the worker died in the call before
+            return
+        try:
+            self._run(call)
+        except BaseException:
+            self._broken = True
+            raise
+
+    def _run(self, call: _Call) -> None:
+        scene, output, error_text = self._scene, None, None
+        try:
+            output = self._output(call)
+        except BaseException as error:
+            if calls.interrupts(error) or _is_engines_own(error):
+                raise
+            logger.info(
+                "tool %s of submission %s raised %s",
+                call.tool.name,
+                scene.submission_id,
+                type(error).__name__,
+            )
+            error_text = describe(error)[1].strip() or type(error).__name__
+        scene.rt.failpoint("turn:tool-ran")
+        with self._lock:
+            if scene.hold.lost or scene.hold.cancelled:
+                logger.warning(
+                    "the result of tool %s of submission %s came after its turn had ended; it is dropped",
+                    call.tool.name,
+                    scene.submission_id,
+                )
+                return
+            if error_text is None:
+                call.part.output, call.part.state = output, "output-available"
+            else:
+                _settle_error(call.part, error_text)
+            scene.draft.store_step(progress=True)
+        scene.show(settled_chunk(call.part))
+        scene.rt.failpoint("turn:tool-stored")
+
+    def _output(self, call: _Call) -> object:
+        scene = self._scene
         if call.tool.timeout_seconds is None:
             value = call.tool.call(call.kwargs, call.context)
         else:
@@ -111,27 +175,15 @@ def _run(scene: Scene, call: _Call, lock: threading.Lock) -> None:
                 timeout=call.tool.timeout_seconds,
             )
         output = dump_result(value)
-    except LeaseLost:
-        raise
-    except Exception as error:
-        logger.info(
-            "tool %s of submission %s raised %s", call.tool.name, scene.submission_id, type(error).__name__
-        )
-        error_text = clean(str(error)) or type(error).__name__
-    scene.rt.failpoint("turn:tool-ran")
-    with lock:
-        if scene.hold.lost or scene.hold.cancelled:
-            logger.warning(
-                "the result of tool %s came after its turn had ended; it is dropped", call.tool.name
-            )
-            return
-        if error_text is None:
-            call.part.output, call.part.state = output, "output-available"
-        else:
-            _settle_error(call.part, error_text)
-        scene.store()
-    scene.show(settled_chunk(call.part))
-    scene.rt.failpoint("turn:tool-stored")
+        size, limit = len(json.dumps(output)), scene.rt.settings.max_payload
+        if size > limit:
+            raise PayloadTooLarge("The tool's result", size, limit)
+        return output
+
+
+def _is_engines_own(error: BaseException) -> bool:
+    """Whether it unwinds us, and is not the tool's failure. A tool may raise any other BaseException as well."""
+    return not isinstance(error, Exception) and type(error).__module__.startswith("think_celery.")
 
 
 def _settle_error(part: ToolPart, text: str) -> None:

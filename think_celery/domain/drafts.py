@@ -1,0 +1,140 @@
+"""A turn's answer in the database while it comes into being, written under the turn's lease."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from think_celery.domain import conversation
+from think_celery.domain.answers import Answer
+from think_celery.domain.leases import Hold
+from think_celery.domain.patience import patiently
+from think_celery.messages import UIMessage, load_parts
+from think_celery.protocols import Finish
+from think_celery.store import messages as message_rows
+from think_celery.store import submissions
+from think_celery.store.database import Tx, is_away
+from think_celery.store.lines import fence
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+logger = logging.getLogger("think_celery.turns")
+
+T = TypeVar("T")
+
+STORE_SECONDS = 1.0
+"""How often the message so far is stored while the model writes."""
+
+COUNTED = ("input_tokens", "output_tokens", "total_tokens")
+
+
+class Draft:
+    """One turn's message: its parts (``answer``), what is known about them, and its row.
+
+    Tools store their results from threads of their own; they take turns in doing so (see ``toolcalls``).
+    """
+
+    def __init__(self, rt: "Runtime", hold: Hold, agent_id: str, submission_id: str, message_id: str) -> None:
+        self._rt, self._hold, self._agent_id = rt, hold, agent_id
+        self._submission_id, self.message_id = submission_id, message_id
+        self.answer = Answer()
+        self.metadata: dict[str, Any] = {}
+        self._stored_at = rt.clock.elapsed()
+
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything to store."""
+        return conversation.says_something(self.answer.so_far())
+
+    def load(self) -> None:
+        """Take up what an earlier worker stored of this message."""
+
+        def look() -> Any:
+            return self._rt.db.read(lambda tx: message_rows.get(tx, self._agent_id, self.message_id))
+
+        stored = patiently(self._rt, self._hold, look)
+        if stored is not None:
+            self.answer.parts = load_parts(stored.parts)
+            self.metadata = dict(stored.metadata or {})
+
+    def note(self, finish: Finish) -> None:
+        """Keep what a finished model step cost, and why it ended."""
+        usage = self.metadata.setdefault("usage", {})
+        for name in COUNTED:
+            usage[name] = usage.get(name, 0) + getattr(finish.usage, name)
+        raw = finish.raw_reason
+        self.metadata["finish_reason"] = finish.reason
+        self.metadata["raw_finish_reason"] = raw if raw and raw.replace("_", "-") != finish.reason else None
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(self, change: Callable[[Tx], T]) -> T:
+        """Make this change under the fence; while the database is away, wait for it.
+
+        Raises:
+            LeaseLost: The work is another worker's now; nothing is written.
+        """
+
+        def work(tx: Tx) -> T:
+            fence(tx, self._hold.lease)
+            return change(tx)
+
+        return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
+
+    def store_now_and_then(self) -> None:
+        """Store the message so far if that was not done for a second.
+
+        A courtesy to whoever may have to take over: a database that is away doesn't stop the model.
+        """
+        if self._rt.clock.elapsed() - self._stored_at < STORE_SECONDS:
+            return
+        self._stored_at = self._rt.clock.elapsed()
+
+        def work(tx: Tx) -> None:
+            fence(tx, self._hold.lease)
+            self.unfinished(tx)
+
+        try:
+            self._rt.db.transact(work)
+        except Exception as error:
+            if not is_away(error):
+                raise
+            logger.warning(
+                "submission %s: its text so far could not be stored (%s)",
+                self._submission_id,
+                type(error).__name__,
+            )
+
+    def store_step(self, *, progress: bool) -> None:
+        """Store the message at the end of a model step, or with a tool's result, which is durable *progress*."""
+
+        def change(tx: Tx) -> None:
+            self.unfinished(tx)
+            if progress:
+                submissions.progress(tx, self._submission_id)
+            else:
+                submissions.count_model_attempts(tx, self._submission_id, 0)
+
+        self.write(change)
+
+    def unfinished(self, tx: Tx) -> None:
+        """Store the message so far in this transaction: exactly that, so a failed attempt leaves nothing."""
+        if self.says_something:
+            message_rows.store_unfinished(tx, self._agent_id, self._row())
+        else:
+            message_rows.remove(tx, self._agent_id, self.message_id)
+
+    def finished(self, tx: Tx) -> None:
+        """Store the message for good in this transaction, at its place in the transcript; or none of it."""
+        if self.says_something:
+            message_rows.store_finished(tx, self._agent_id, self._row())
+        else:
+            message_rows.remove(tx, self._agent_id, self.message_id)
+
+    def _row(self) -> dict[str, Any]:
+        known = {key: value for key, value in self.metadata.items() if value is not None}
+        return conversation.as_row(
+            UIMessage(
+                id=self.message_id, role="assistant", parts=self.answer.so_far(), metadata=known or None
+            )
+        )
