@@ -14,6 +14,7 @@ from think_celery import serialization
 from think_celery.domain import calls, outbox
 from think_celery.domain.journal import Journal, describe
 from think_celery.domain.outcomes import Outcome, Word
+from think_celery.domain.patience import patiently
 from think_celery.domain.replay import MARGIN_SECONDS, STEP_TIMEOUT_SECONDS, Replay, Stop
 from think_celery.domain.steps import ThinkWorkflowStep
 from think_celery.errors import (
@@ -45,7 +46,7 @@ MAX_TAKEOVERS = 1000
 """Claims since the last park; a run that comes there goes round in circles."""
 
 PASS_SECONDS = STEP_TIMEOUT_SECONDS + MARGIN_SECONDS
-_AGAIN_SECONDS = 1.0
+HANDED_OVER = "workflow:handed-over"
 
 _NOT_NOW: dict[WorkflowStatus, Word] = {
     WorkflowStatus.RUNNING: "busy",
@@ -292,7 +293,7 @@ class _Pass:
                 outbox.knock(self.rt, tx, row)
             return Outcome("handed-over")
 
-        return self._write("workflow:handed-over", work)
+        return self._write(HANDED_OVER, work)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -303,26 +304,23 @@ class _Pass:
     def _write(self, point: str, work: Callable[[Tx], T]) -> T | Outcome:
         """Run *work* in a fenced transaction; again and again while the database is away.
 
-        Nobody else would give this lease back as long as this process is alive.
+        Nobody else would give this lease back as long as this process is alive. So where storing the end
+        fails for good, the run is put back into the queue, as a claim that died.
         """
 
         def fenced(tx: Tx) -> T:
             lines.fence(tx, self.lease)
             return work(tx)
 
-        until = self.rt.clock.elapsed() + STEP_TIMEOUT_SECONDS
-        while True:
-            try:
-                result = self.rt.db.transact(fenced)
-            except LeaseLost:
-                logger.warning("%s: the lease was lost; another worker goes on", self.ref)
-                return Outcome("lease-lost")
-            except Exception:
-                stopping = self.rt.stopping.signal.aborted
-                if stopping or self.hold.lost or self.rt.clock.elapsed() >= until:
-                    raise
-                logger.exception("%s: could not store how its run went; trying again", self.ref)
-                self.rt.clock.sleep(_AGAIN_SECONDS, self.rt.stopping.signal)
-                continue
-            self.rt.failpoint(point)
-            return result
+        try:
+            result = patiently(self.rt, self.hold, lambda: self.rt.db.transact(fenced))
+        except LeaseLost:
+            logger.warning("%s: the lease was lost; another worker goes on", self.ref)
+            return Outcome("lease-lost")
+        except Exception:
+            if point == HANDED_OVER:
+                raise
+            logger.exception("%s: could not store how its run went", self.ref)
+            return self._handed_over(orderly=False)
+        self.rt.failpoint(point)
+        return result

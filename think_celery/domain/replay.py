@@ -11,11 +11,13 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from think_celery import serialization
 from think_celery.domain.journal import Asked, Failure, Journal, recorded_error
 from think_celery.domain.leases import Hold
+from think_celery.domain.patience import patiently
 from think_celery.errors import (
     LeaseLost,
     ReplayMismatch,
@@ -195,10 +197,12 @@ class Replay:
         """Run *work* in a fenced transaction. It gets the count of events stored so far, too.
 
         Raises:
-            Suspend: The lease is lost, or the database failed: nothing is stored.
+            Suspend: The lease is lost, or the database stays away: nothing is stored.
             ThinkError: *work* raised it.
         """
-        return self.guarded(asked, lambda: self.rt.db.transact(lambda tx: self.fenced(tx, work)))
+        # An effect may have happened: its result waits for a database that is away for a moment.
+        act = partial(self.rt.db.transact, lambda tx: self.fenced(tx, work))
+        return self.guarded(asked, lambda: patiently(self.rt, self.hold, act))
 
     def fenced(self, tx: Tx, work: Callable[[Tx, int], T]) -> T:
         """The body of a holder's transaction: the fence first, then *work*."""
