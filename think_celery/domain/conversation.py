@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from think_celery.domain import lines
+from think_celery.errors import InsideTransaction
 from think_celery.ids import AgentRef
 from think_celery.messages import Part, ReasoningPart, TextPart, ToolPart, UIMessage, dump_parts, load_parts
 from think_celery.states import SubmissionStatus
@@ -105,7 +106,12 @@ def reset(rt: "Runtime", agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int
     One transaction. Pending turns are skipped, a running one is aborted and its worker can write nothing
     more. What was accepted before and commits later is skipped when its turn comes. Returns how many
     turns were ended.
+
+    Raises:
+        InsideTransaction: The caller's transaction is joined. The line's lock must not wait for a caller.
     """
+    if rt.db.inside_joined:
+        raise InsideTransaction("Resetting a conversation")
 
     def work(tx: Tx) -> int:
         agents.make(tx, agent)

@@ -8,19 +8,20 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
+from think_celery.domain import recovery
 from think_celery.domain.liveness import host_facts
 from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.ids import new_id
 from think_celery.signals import AbortController, AbortSignal
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines, processes, submissions
-from think_celery.store.database import Tx
+from think_celery.store.database import Database
 from think_celery.store.lines import Lease
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ RENEW_SECONDS = 1.0
 LET_GO_SECONDS = 30.0
 """How long code that ignores its deadline keeps the lease."""
 
+UNHELD_SECONDS = 2.0
+"""How long a lease may be this process's in the database without anybody here who works under it."""
 
-@dataclass
+
+@dataclass(eq=False)
 class Hold:
     """Work in hand under a lease. ``signal`` comes when it should end, whatever the reason."""
 
@@ -60,7 +64,7 @@ class Hold:
         """
         if not self.lost and self.monitor.is_stale():
             self.monitor.beat()
-            if not self.lost and not self.monitor.rt.db.read(lambda tx: lines.is_held(tx, self.lease)):
+            if not self.lost and not self.monitor.db.read(lambda tx: lines.is_held(tx, self.lease)):
                 self.lose()
         if self.lost:
             raise LeaseLost(str(self.lease))
@@ -87,16 +91,28 @@ class Monitor:
 
     def __init__(self, rt: "Runtime") -> None:
         self.rt = rt
+        # Its own connections: when all others wait for a caller's slow transaction, renewal must not.
+        self.db = rt.db
+        if rt.threads:
+            busy = timedelta(seconds=min(4.5, rt.settings.lease_seconds * 0.3))
+            self.db = Database(rt.db.url, rt.clock, busy_timeout=busy)
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        _monitors.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
         self._holds: list[Hold] = []
+        self._unheld: dict[Lease, float] = {}
+        self._releasing: set[Lease] = set()
         self._process_id: str | None = None
         self._renewed = 0.0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+
+    def _after_fork_in_child(self) -> None:
+        for hold in self._holds:  # the parent's work, which goes on there
+            hold.lost = True
+        self._reset()
 
     @property
     def lease(self) -> timedelta:
@@ -109,7 +125,7 @@ class Monitor:
             if self._process_id is None:
                 process_id, started = new_id(), self.rt.clock.elapsed()
                 facts = host_facts()
-                self.rt.db.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
+                self.db.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
                 self._process_id, self._renewed = process_id, started
             if self._thread is None and self.rt.threads:
                 self._thread = threading.Thread(target=self._run, name="think-monitor", daemon=True)
@@ -136,43 +152,78 @@ class Monitor:
         if process_id is None:
             return
         started = self.rt.clock.elapsed()
-        watched = [hold.submission_id for hold in holds if hold.submission_id]
-        workflows = [hold for hold in holds if hold.submission_id is None]
-
-        def renew(tx: Tx) -> bool:
-            return processes.renew(tx, process_id, self.lease)
-
-        if not self.rt.db.transact(renew):
+        if not self.db.transact(lambda tx: processes.renew(tx, process_id, self.lease)):
             self._die(process_id)
             return
         self._renewed = max(self._renewed, started)
-        if watched:
-            statuses = self.rt.db.read(lambda tx: submissions.running_of(tx, watched))
-            for hold in holds:
-                if hold.submission_id and statuses.get(hold.submission_id) == SubmissionStatus.ABORTED:
-                    hold.cancel()
-        for hold in workflows:
-            held = self.rt.db.read(partial(lines.is_held, lease=hold.lease))
-            if not held and hold in self._holds:  # else it gave the lease back by itself meanwhile
-                hold.lose()
         self._look_at_deadlines(holds)
+        self._look_for_cancels(holds)
+        self._compare(process_id, holds)
+
+    def _look_for_cancels(self, holds: list[Hold]) -> None:
+        watched = {hold.submission_id: hold for hold in holds if hold.submission_id}
+        if not watched:
+            return
+        statuses = self.db.read(lambda tx: submissions.running_of(tx, list(watched)))
+        for submission_id, hold in watched.items():
+            # One that is not there any more was cancelled, and then deleted.
+            if statuses.get(submission_id, SubmissionStatus.ABORTED) == SubmissionStatus.ABORTED:
+                hold.cancel()
+
+    def _compare(self, process_id: str, holds: list[Hold]) -> None:
+        """Compare what this process holds by its own account with what the database says.
+
+        A lease that was taken away is lost. One that nobody here works under is given up as if its worker
+        had died: giving it back had failed, or the claim was committed and the answer got lost.
+        """
+        held = self.db.read(lambda tx: lines.held_by(tx, process_id))
+        with self._lock:
+            here = list(self._holds)
+        for hold in holds:
+            # One that is no longer among the holds has given its lease back by itself meanwhile.
+            if hold.lease not in held and hold in here:
+                hold.lose()
+        now = self.rt.clock.elapsed()
+        unheld = held - {hold.lease for hold in here}
+        self._unheld = {lease: self._unheld.get(lease, now) for lease in unheld}
+        for lease, since in self._unheld.items():
+            if now - since >= UNHELD_SECONDS:
+                logger.warning("nobody here works under the lease on %s; it is given up", lease)
+                self._release(lease, recovery.hand_back)
 
     def _look_at_deadlines(self, holds: list[Hold]) -> None:
         now = self.rt.clock.elapsed()
         for hold in holds:
-            if now < hold.deadline or hold.lost:
+            if now < hold.deadline or (hold.lost and not hold.overdue):
                 continue
             hold.overdue = True
             hold.controller.abort("deadline")
             if now >= hold.deadline + LET_GO_SECONDS:
-                logger.error("%s ignored its deadline; its lease is given up", hold.lease)
+                if not hold.lost:
+                    logger.error("%s ignored its deadline; its lease is given up", hold.lease)
                 hold.lose()
-                self._let_go(hold)
+                self._release(hold.lease, recovery.let_go)
 
-    def _let_go(self, hold: Hold) -> None:
-        from think_celery.domain import recovery
+    def _release(self, lease: Lease, how: "Callable[[Runtime, Lease], None]") -> None:
+        """Give up a lease beside the beat, which must not wait for anybody's lock. The next beat tries again."""
+        with self._lock:
+            if lease in self._releasing:
+                return
+            self._releasing.add(lease)
 
-        recovery.let_go(self.rt, hold.lease)
+        def work() -> None:
+            try:
+                how(self.rt, lease)
+            except Exception as error:
+                logger.warning("could not give up the lease on %s yet: %s", lease, type(error).__name__)
+            finally:
+                with self._lock:
+                    self._releasing.discard(lease)
+
+        if self.rt.threads:
+            threading.Thread(target=work, name="think-release", daemon=True).start()
+        else:
+            work()
 
     def _die(self, process_id: str) -> None:
         logger.warning("process %s was declared dead; its leases are gone", process_id)
@@ -195,17 +246,40 @@ class Monitor:
             yield held
         finally:
             with self._lock:
-                self._holds.remove(held)
+                if held in self._holds:  # not so in a fork of this process
+                    self._holds.remove(held)
 
     def forget_process(self) -> str | None:
         """Go on as another process, and return the id of the one before."""
         with self._lock:
             process_id, self._process_id = self._process_id, None
+            self._unheld = {}
         return process_id
 
     def stop(self) -> None:
         """End the thread. The process's row is declared dead, so that nobody has to wait for its lease."""
-        self._stop.set()
+        with self._lock:
+            self._stop.set()
+            thread, self._thread, self._stop = self._thread, None, threading.Event()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5)
         process_id = self.forget_process()
         if process_id is not None and not self._holds:
-            self.rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
+            try:
+                self.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
+            except Exception as error:
+                logger.warning("could not sign this process off: %s", type(error).__name__)
+        if self.db is not self.rt.db:
+            self.db.dispose()
+
+
+_monitors: WeakSet[Monitor] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for monitor in list(_monitors):
+        monitor._after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from think_celery import serialization
 from think_celery.domain import knocks
+from think_celery.domain.journal import MAX_ERROR, MAX_TYPE, storable
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines, outbox, submissions
 from think_celery.store.database import Tx
@@ -46,12 +47,17 @@ def end(
     """End a submission, and say whether this call did: the one way in which any of them ends.
 
     In the same transaction: the news for the workflow that waits for it. The next head is expected and,
-    after the commit, knocked; with *holding* that is left to :func:`free`, which follows.
+    after the commit, knocked; with *holding* that is left to :func:`free`, which follows. One that stood
+    behind a head leaves the head alone: waiting for its row, which others may be ending just now, could
+    end in a circle of waits.
     """
-    if not submissions.end(tx, row.id, status, error_type=error_type, error=error):
+    error = None if error is None else storable(error, MAX_ERROR)
+    error_type = None if error_type is None else storable(error_type, MAX_TYPE)
+    was_head = not holding and submissions.head_id(tx, row.agent_id) == row.id
+    if not submissions.end(tx, row.seq, status, error_type=error_type, error=error):
         return False
     tell_workflow(rt, tx, row, status, error_type=error_type, error=error, output=output)
-    if not holding:
+    if was_head:
         expect_next(rt, tx, row.agent_id)
     logger.info(
         "submission %s is %s%s",

@@ -54,10 +54,14 @@ def known_dead(facts: dict[str, Any]) -> bool:
     if facts.get("boot") != boot or facts.get("namespace") != namespace:
         return False
     pid = facts.get("pid")
-    if not isinstance(pid, int):
+    if not isinstance(pid, int) or pid <= 0:  # kill(0) and kill(-1) mean others
         return False
-    if not Path(f"/proc/{pid}").exists():
+    try:
+        os.kill(pid, 0)  # asks the kernel; in /proc another user's process may be hidden
+    except ProcessLookupError:
         return True
+    except PermissionError:
+        pass  # it is there, and another user's
     found = _state_and_start(pid)
     # A zombie has ended, though its parent has not asked for its exit code yet.
     return found is not None and (found[0] in "ZX" or found[1] != facts["started"])

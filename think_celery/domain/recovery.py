@@ -4,12 +4,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from think_celery.domain import knocks, lines
 from think_celery.domain.conversation import UNKNOWN_OUTCOME
 from think_celery.domain.liveness import host_facts, known_dead
-from think_celery.errors import TurnTimeout
+from think_celery.errors import LeaseLost, TurnTimeout
 from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines as line_rows
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("think_celery.recovery")
 
 EVERY = timedelta(seconds=1)
+SECONDS = 0.2
+"""How long one kind of work may take in a pass; what is left comes in the next."""
+
+PATIENCE = timedelta(milliseconds=200)
+"""How long a pass waits for a row that somebody else has locked; then the next pass tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,47 +105,70 @@ def sweep(rt: "Runtime", limit: int = 500) -> int:
     here = host_facts()
     for process_id, facts in rt.db.read(processes.alive):
         if facts != here and known_dead(facts):
-            _declare(rt, process_id, known=True)
+            _each(f"process {process_id}", partial(_declare, rt, process_id, known=True))
     for suspect in rt.db.read(lambda tx: processes.lapsed(tx, limit)):
-        rt.db.transact(lambda tx, it=suspect: processes.suspect(tx, it.process_id))  # type: ignore[misc]
-        _declare(rt, suspect.process_id)
-    freed = 0
-    for agent_id, process_id in rt.db.read(lambda tx: line_rows.orphaned(tx, limit)):
-        freed += _each(rt, f"line {agent_id}", lambda tx, a=agent_id, p=process_id: _free_line(rt, tx, a, p))  # type: ignore[misc]
+        _each(f"process {suspect.process_id}", partial(_look_at, rt, suspect.process_id))
+    freed, until = 0, rt.clock.elapsed() + SECONDS
+    for lease in rt.db.read(lambda tx: line_rows.orphaned(tx, limit)):
+        if rt.clock.elapsed() > until:
+            break
+        freed += _each(f"line {lease.key}", partial(_in_pass, rt, partial(_free_line, rt, lease)))
+    until = rt.clock.elapsed() + SECONDS
     for key, process_id in rt.db.read(lambda tx: workflows.orphaned(tx, limit)):
-        freed += _each(rt, f"workflow {key}", lambda tx, k=key, p=process_id: _free_workflow(rt, tx, k, p))  # type: ignore[misc]
+        if rt.clock.elapsed() > until:
+            break
+        freed += _each(f"workflow {key}", partial(_in_pass, rt, partial(_free_workflow, rt, key, process_id)))
     return freed
 
 
-def _declare(rt: "Runtime", process_id: str, *, known: bool = False) -> None:
-    if rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=known)):
-        logger.warning(
-            "process %s is dead (%s); its work is taken over",
-            process_id,
-            "its end is proven" if known else "it has not renewed its lease",
-            extra={"think_event": "process.dead", "think_process": process_id},
-        )
-
-
-def _each(rt: "Runtime", what: str, work: Callable[[Tx], bool]) -> bool:
+def _each(what: str, work: Callable[[], bool]) -> bool:
     try:
-        return rt.db.transact(work)
+        return work()
     except Exception:
-        logger.exception("could not free %s; the next pass tries again", what)
+        logger.exception("could not recover %s; the next pass tries again", what)
         return False
 
 
-def _free_line(rt: "Runtime", tx: Tx, agent_id: str, process_id: str) -> bool:
-    if not line_rows.seize_line_of(tx, agent_id, process_id):
+def _in_pass(rt: "Runtime", work: Callable[[Tx], bool]) -> bool:
+    def impatient(tx: Tx) -> bool:
+        line_rows.wait_at_most(tx, PATIENCE)
+        return work(tx)
+
+    return rt.db.transact(impatient)
+
+
+def _look_at(rt: "Runtime", process_id: str) -> bool:
+    rt.db.transact(lambda tx: processes.suspect(tx, process_id))
+    return _declare(rt, process_id)
+
+
+def _declare(rt: "Runtime", process_id: str, *, known: bool = False) -> bool:
+    if not rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=known)):
         return False
-    head = submissions.head(tx, agent_id)
-    if head is None or head.status != SubmissionStatus.RUNNING:
-        message_rows.settle_all(tx, agent_id)  # the partial text of a turn that was cancelled meanwhile
-    lines.expect_next(rt, tx, agent_id)
+    logger.warning(
+        "process %s is dead (%s); its work is taken over",
+        process_id,
+        "its end is proven" if known else "it has not renewed its lease",
+        extra={"think_event": "process.dead", "think_process": process_id},
+    )
     return True
 
 
-def _free_workflow(rt: "Runtime", tx: Tx, key: str, process_id: str) -> bool:
+def _free_line(rt: "Runtime", lease: Lease, tx: Tx) -> bool:
+    if not line_rows.seize_from(tx, lease):
+        return False
+    if _running(tx, lease) is None:
+        message_rows.settle_all(tx, lease.key)  # the partial text of a turn that was cancelled meanwhile
+    lines.expect_next(rt, tx, lease.key)
+    return True
+
+
+def _running(tx: Tx, lease: Lease) -> Any:
+    head = submissions.head(tx, lease.key)
+    return None if head is None or head.status != SubmissionStatus.RUNNING else head
+
+
+def _free_workflow(rt: "Runtime", key: str, process_id: str, tx: Tx) -> bool:
     row = workflows.seize_of(tx, key, process_id)
     if row is None:
         return False
@@ -147,23 +176,33 @@ def _free_workflow(rt: "Runtime", tx: Tx, key: str, process_id: str) -> bool:
     return True
 
 
+# --- leases of this process -----------------------------------------------------------------------
+
+
+def hand_back(rt: "Runtime", lease: Lease) -> None:
+    """Give up a lease of this process under which nobody works, as if its worker had died."""
+
+    def work(tx: Tx) -> None:
+        if lease.kind == "turn":
+            _free_line(rt, lease, tx)
+        elif _has(tx, lease):
+            _free_workflow(rt, lease.key, lease.process_id, tx)
+
+    rt.db.transact(work)
+
+
 def let_go(rt: "Runtime", lease: Lease) -> None:
     """Take a lease from code of this process that ignored its deadline; a turn ends in error with it."""
 
     def work(tx: Tx) -> None:
         if lease.kind == "workflow":
-            _free_workflow(rt, tx, lease.key, lease.process_id)
+            if _has(tx, lease):
+                _free_workflow(rt, lease.key, lease.process_id, tx)
             return
-        line = line_rows.lock_line(tx, lease.key)
-        if line is None or line.token != lease.token or line.process_id != lease.process_id:
+        if not line_rows.seize_from(tx, lease):
             return
-        line_rows.seize_line(tx, lease.key)
-        head = submissions.head(tx, lease.key)
-        row = (
-            submissions.lock(tx, head.id)
-            if head is not None and head.status == SubmissionStatus.RUNNING
-            else None
-        )
+        running = _running(tx, lease)
+        row = None if running is None else submissions.lock(tx, running.id)
         if row is not None:
             error = TurnTimeout(rt.settings.turn_timeout_seconds)
             lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type="TurnTimeout", error=str(error))
@@ -171,3 +210,11 @@ def let_go(rt: "Runtime", lease: Lease) -> None:
         lines.expect_next(rt, tx, lease.key)
 
     rt.db.transact(work)
+
+
+def _has(tx: Tx, lease: Lease) -> bool:
+    try:
+        line_rows.fence(tx, lease)
+    except LeaseLost:
+        return False
+    return True

@@ -4,38 +4,36 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from think_celery import serialization
-from think_celery.domain import conversation, knocks, lines, turns
-from think_celery.domain.outcomes import Outcome
-from think_celery.domain.turns import Claim
+from think_celery.domain import knocks, lines
+from think_celery.domain.claims import claim as claim
+from think_celery.domain.claims import run as run
 from think_celery.errors import (
-    NothingToAnswer,
     NotSerializable,
     PayloadTooLarge,
     SubmissionConflict,
     SubmissionNotFound,
     ThinkError,
-    TooManyAttempts,
 )
 from think_celery.ids import AgentRef, new_id, submission_id_for
 from think_celery.messages import Messages, UIMessage, as_messages
-from think_celery.runtime import agent_classes
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store import agents, outbox, submissions
-from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
-from think_celery.store.database import Refused, Tx
+from think_celery.store import outbox, submissions
+from think_celery.store.database import Tx
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.submissions")
 
-MAX_TAKEOVERS = 100
 MAX_PAGE = 1000
+MAX_KEY = 500
+"""Characters of an idempotency key: longer ones don't fit into an index of PostgreSQL."""
+BATCH = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +115,7 @@ def accept(
     """
     stored = [message.to_dict() for message in messages]
     _check_size("the messages", stored, rt.settings.max_payload)
-    if metadata is not None:
-        _check_size("the metadata", metadata, rt.settings.max_payload)
+    _check_metadata(metadata, rt.settings.max_payload)
     chosen = submission_id or (submission_id_for(agent, idempotency_key) if idempotency_key else new_id())
     for _ in range(3):
         row = submissions.insert(
@@ -167,8 +164,8 @@ def _find_accepted(tx: Tx, agent: AgentRef, key: str | None, submission_id: str 
         other = AgentRef(by_id.agent_class, by_id.agent_name)
         raise SubmissionConflict(submission_id, key, f"the id belongs to a submission of {other}")
     if key is not None and by_id.idempotency_key is None:
-        submissions.give_key(tx, submission_id, key)
-        return submissions.get(tx, submission_id)
+        # If another call was faster (with this key or for this row), the next look tells what it means.
+        return submissions.get(tx, submission_id) if submissions.give_key(tx, by_id, key) else None
     if key is not None and by_id.idempotency_key != key:
         raise SubmissionConflict(
             submission_id, key, f"the id was stored with the key {by_id.idempotency_key!r}"
@@ -181,23 +178,44 @@ def payload_fingerprint(messages: Sequence[UIMessage]) -> str:
     return serialization.fingerprint([{"role": m.role, "parts": m.to_dict()["parts"]} for m in messages])
 
 
-def _check_names(idempotency_key: str | None, submission_id: str | None) -> None:
+def _check_names(idempotency_key: Any, submission_id: Any) -> None:
+    for name, value in (("idempotency_key", idempotency_key), ("submission_id", submission_id)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(
+                f"{name} is {value!r}, a {type(value).__name__}; pass a text, such as {name}='{value}'."
+            )
     if idempotency_key is not None:
         if not idempotency_key.strip():
             raise ValueError(
                 "idempotency_key is blank. Pass a name of your own for this job, or leave it out."
+            )
+        if len(idempotency_key) > MAX_KEY or not idempotency_key.isprintable():
+            raise ValueError(
+                f"idempotency_key={idempotency_key[:60]!r} ({len(idempotency_key)} characters): it must be 1 to "
+                f"{MAX_KEY} printable characters. Pass a hash of what is longer."
             )
         if idempotency_key.startswith("think-"):
             raise ValueError(
                 f"idempotency_key={idempotency_key!r}: keys that begin with 'think-' are reserved for workflows and "
                 "schedules. Choose another beginning."
             )
-    if submission_id is not None and not (
-        1 <= len(submission_id) <= 200 and submission_id.isascii() and submission_id.isprintable()
-    ):
+    if submission_id is not None and not _can_be_an_id(submission_id):
         raise ValueError(
             f"submission_id={submission_id[:60]!r}: it must be 1 to 200 printable ASCII characters."
         )
+
+
+def _can_be_an_id(text: str) -> bool:
+    return 1 <= len(text) <= 200 and text.isascii() and text.isprintable()
+
+
+def _check_metadata(metadata: Any, limit: int) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict):
+        raise TypeError(f"metadata is a {type(metadata).__name__}; pass a dict of JSON values.")
+    serialization.dumps(metadata, what="metadata")  # its errors name the path and a remedy
+    _check_size("the metadata", metadata, limit)
 
 
 def _check_size(what: str, value: Any, limit: int) -> None:
@@ -211,114 +229,20 @@ def _check_size(what: str, value: Any, limit: int) -> None:
         raise PayloadTooLarge(what, size, limit)
 
 
-# --- running --------------------------------------------------------------------------------------
-
-
-def run(rt: "Runtime", submission_id: str) -> Outcome:
-    """Run that submission if its turn has come, and say how it went. It runs no other."""
-    claimed = claim(rt, submission_id)
-    return claimed if isinstance(claimed, Outcome) else turns.run(rt, claimed)
-
-
-def claim(rt: "Runtime", submission_id: str) -> Claim | Outcome:
-    """Take the line for a submission whose turn has come; else say why not.
-
-    In one transaction: the lease, ``running``, one more attempt, the id of the answer, and (once) the
-    submitted messages at the end of the transcript.
-    """
-    seen = rt.db.read(lambda tx: submissions.get(tx, submission_id))
-    if seen is None:
-        return Outcome("not-found")
-    if is_terminal(SubmissionStatus(seen.status)):
-        return Outcome("ended-before")
-    if seen.agent_class not in agent_classes:
-        logger.error(
-            "submission %s waits: no agent class %r is imported in this worker. Add its module to "
-            "`think_imports` or to Celery's `imports`.",
-            submission_id,
-            seen.agent_class,
-        )
-        return Outcome("unknown-class")
-    agent = AgentRef(seen.agent_class, seen.agent_name)
-    process_id = rt.monitor.process_id()
-    message_id = new_id()
-    try:
-        claimed = rt.db.transact(lambda tx: _claim(rt, tx, agent, submission_id, process_id, message_id))
-    except Refused:
-        return Outcome("busy")  # the index of one running submission per agent has the last word
-    rt.failpoint("turn:claimed")
-    return claimed
-
-
-def _claim(
-    rt: "Runtime", tx: Tx, agent: AgentRef, submission_id: str, process_id: str, message_id: str
-) -> Claim | Outcome:
-    line = line_rows.lock_line(tx, agent.id)
-    if line is None:
-        agents.make(tx, agent)
-        line_rows.make_line(tx, agent.id)
-        line = line_rows.lock_line(tx, agent.id)
-    if line.process_id is not None:
-        return Outcome("busy")
-    head = submissions.head(tx, agent.id)
-    if head is None:
-        return Outcome("ended-before")
-    if head.id != submission_id:
-        tx.after_commit(lambda: lines.knock_head(rt, agent.id))
-        return Outcome("not-head")
-    if not head.due:
-        return Outcome("waiting")
-    row = submissions.lock(tx, submission_id)
-    if row is None or is_terminal(SubmissionStatus(row.status)):
-        tx.after_commit(lambda: lines.knock_head(rt, agent.id))
-        return Outcome("ended-before")
-    if row.epoch < agents.epoch(tx, agent.id):
-        lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=conversation.SKIPPED_BY_RESET)
-        return Outcome("skipped", ended=True, row=row.id)
-    if row.attempts >= rt.settings.max_attempts or row.takeovers >= MAX_TAKEOVERS:
-        return _end_in_error(rt, tx, row, TooManyAttempts(f"Submission {row.id!r}", row.attempts))
-    if row.applied_at is None and not _apply(tx, agent, row):
-        return _end_in_error(rt, tx, row, NothingToAnswer())
-    lease = line_rows.take_line(tx, agent.id, process_id, timedelta(seconds=rt.settings.turn_timeout_seconds))
-    if lease is None or not submissions.begin(tx, submission_id, message_id):
-        raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
-    return Claim(
-        row=row,
-        lease=lease,
-        agent=agent,
-        message_id=row.message_id or message_id,
-        attempt=row.attempts + 1,
-    )
-
-
-def _apply(tx: Tx, agent: AgentRef, row: Any) -> bool:
-    """Append the submitted messages, and say whether there is something to answer then."""
-    added = False
-    for message in row.messages or []:
-        added |= message_rows.append(tx, agent.id, conversation.as_row(UIMessage.model_validate(message)))
-    if added:
-        return True
-    transcript = message_rows.of(tx, agent.id)
-    return bool(transcript) and transcript[-1].role != "assistant"
-
-
-def _end_in_error(rt: "Runtime", tx: Tx, row: Any, error: ThinkError) -> Outcome:
-    name = type(error).__name__
-    message_rows.settle_all(tx, row.agent_id)
-    lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error))
-    return Outcome("error", ended=True, row=row.id, error_type=name)
-
-
 # --- looking, cancelling, deleting ----------------------------------------------------------------
 
 
 def get(rt: "Runtime", submission_id: str) -> Any:
     """The row of a submission, or ``None``."""
+    if not _can_be_an_id(submission_id):  # comes from outside, perhaps, and not every text fits a database
+        return None
     return rt.db.look(lambda tx: submissions.get(tx, submission_id))
 
 
 def get_by_key(rt: "Runtime", agent: AgentRef, idempotency_key: str) -> Any:
     """The row of an agent's submission with that key, or ``None``."""
+    if not idempotency_key.isprintable():
+        return None
     return rt.db.look(lambda tx: submissions.by_key(tx, agent.id, idempotency_key))
 
 
@@ -347,6 +271,8 @@ def _statuses(given: str | Sequence[str]) -> list[str]:
 
 def cancel_by_id(rt: "Runtime", submission_id: str, reason: str | None = None) -> bool:
     """End a submission as aborted, from any process, and say whether this call did."""
+    if not _can_be_an_id(submission_id):
+        return False
     return rt.db.accept(lambda tx: cancel(rt, tx, submission_id, reason))
 
 
@@ -354,11 +280,14 @@ def cancel(rt: "Runtime", tx: Tx, submission_id: str, reason: str | None = None)
     """End a submission as aborted in this transaction, and say whether this call did.
 
     A running one keeps its line's lease: its worker sees the cancel within a second, stores the partial
-    text and gives the line back; the next turn begins only then.
+    text and gives the line back; the next turn begins only then. A pending one that had been handed over
+    has no worker: the text that it has so far takes its place at once.
     """
     row = submissions.lock(tx, submission_id)
     if row is None:
         return False
+    if row.status == SubmissionStatus.PENDING and row.message_id is not None:
+        message_rows.settle_all(tx, row.agent_id, row.message_id)
     return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason)
 
 
@@ -367,14 +296,14 @@ def delete(rt: "Runtime", submission_id: str) -> bool:
 
     Its messages stay in the transcript. Refused (False) while a workflow has not got its news.
     """
+    return _can_be_an_id(submission_id) and rt.db.accept(lambda tx: _delete(tx, submission_id))
 
-    def work(tx: Tx) -> bool:
-        row = submissions.lock(tx, submission_id)
-        if row is None or not is_terminal(SubmissionStatus(row.status)):
-            return False
-        return outbox.forget(tx, submission_id) and submissions.remove(tx, submission_id)
 
-    return rt.db.transact(work)
+def _delete(tx: Tx, submission_id: str) -> bool:
+    row = submissions.lock(tx, submission_id)
+    if row is None or not is_terminal(SubmissionStatus(row.status)):
+        return False
+    return outbox.forget(tx, submission_id) and submissions.remove(tx, submission_id)
 
 
 def delete_all(
@@ -390,12 +319,22 @@ def delete_all(
         for s in (submissions.TERMINAL if status is None else _statuses(status))
         if s in submissions.TERMINAL
     ]
-    found = rt.db.read(
-        lambda tx: submissions.ended(
-            tx, agent.id, statuses=wanted, completed_before=completed_before, limit=1_000_000
+
+    def batch(tx: Tx, after_seq: int) -> list[tuple[int, str]]:
+        return submissions.ended(
+            tx,
+            agent.id,
+            statuses=wanted,
+            completed_before=completed_before,
+            after_seq=after_seq,
+            limit=BATCH,
         )
-    )
-    return sum(delete(rt, submission_id) for submission_id in found)
+
+    deleted, last = 0, 0
+    while found := rt.db.look(lambda tx, last=last: batch(tx, last)):  # type: ignore[misc]
+        deleted += sum(delete(rt, submission_id) for _, submission_id in found)
+        last = found[-1][0]
+    return deleted
 
 
 def require(rt: "Runtime", submission_id: str) -> Any:

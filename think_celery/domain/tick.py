@@ -1,12 +1,11 @@
 """One pass over everything that is due or lost. Recovery is this repeated look, never a one-shot at start-up."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from think_celery.domain import knocks, outbox, recovery, workflows
-from think_celery.ids import AgentRef
 from think_celery.store import outbox as outbox_rows
 from think_celery.store import processes, submissions
 from think_celery.store import workflows as workflow_rows
@@ -30,14 +29,26 @@ def run(rt: "Runtime") -> int:
 
     Any number of processes may call this at any time: each kind of pass is admitted once a second.
     """
-    done = 0
-    if _admitted(rt, processes.LIVENESS):
-        rt.monitor.beat()  # a process that was held up renews itself before it judges others
-        done += recovery.sweep(rt, ROWS)
-    if _admitted(rt, "work"):
-        for kind, work in KINDS.items():
-            done += _guarded(rt, kind, work)
-    return done
+    return watch(rt) + work(rt)
+
+
+def watch(rt: "Runtime") -> int:
+    """Look after processes and leases, if that pass is due. Waits for no other work.
+
+    Two looks at a process count only where these passes come steadily, so whoever ticks makes them in a
+    thread of their own, or makes sure that :func:`work` takes well under three seconds.
+    """
+    if not _admitted(rt, processes.LIVENESS):
+        return 0
+    rt.monitor.beat()  # a process that was held up renews itself before it judges others
+    return _guarded(rt, "leases", recovery.sweep)
+
+
+def work(rt: "Runtime") -> int:
+    """Look for all other work that is due or lost, if that pass is due."""
+    if not _admitted(rt, "work"):
+        return 0
+    return sum(_guarded(rt, kind, pass_over) for kind, pass_over in KINDS.items())
 
 
 def _admitted(rt: "Runtime", kind: str) -> bool:
@@ -55,28 +66,65 @@ def _guarded(rt: "Runtime", kind: str, work: Callable[["Runtime", int], int]) ->
 def knock_missed_heads(rt: "Runtime", limit: int) -> int:
     """Knock again for heads whose knock seems lost; a row behind a head needs none until it is one.
 
-    The distance doubles with each knock, from 2 seconds to 5 minutes.
+    The distance doubles with each knock, from 2 seconds to 5 minutes. Returns how many rows were looked
+    after. One that fails is put off, and hides no other.
     """
-    knocked, until = 0, rt.clock.elapsed() + SECONDS
-    for row in rt.db.read(lambda tx: submissions.missed(tx, limit)):
-        if rt.clock.elapsed() > until:
-            break
-        knocked += rt.db.transact(lambda tx, row=row: _knock_missed(rt, tx, row))  # type: ignore[misc]
-    return knocked
+    done, until = 0, rt.clock.elapsed() + SECONDS
+    while True:
+        due = rt.db.read(lambda tx: submissions.missed(tx, limit))
+        changed = 0
+        for agent_id, waiting in _by_agent(due).items():
+            if rt.clock.elapsed() > until:
+                return done + changed
+            changed += _look_at_agent(rt, agent_id, waiting)
+        done += changed
+        if len(due) < limit or not changed:
+            return done
 
 
-def _knock_missed(rt: "Runtime", tx: Tx, missed: Any) -> bool:
-    head = submissions.head(tx, AgentRef(missed.agent_class, missed.agent_name).id)
-    if head is None or head.id != missed.id:
-        submissions.knock_again(tx, missed.id, missed.knock_at, None, 0)
-        return False
-    again = min(FIRST_AGAIN * 2**missed.knocks, LONGEST_AGAIN)
-    if not submissions.knock_again(tx, head.id, missed.knock_at, again, missed.knocks + 1):
-        return False
-    if head.held:
-        return False
-    tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
-    return True
+def _by_agent(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    grouped: dict[str, list[Any]] = {}
+    for row in rows:
+        grouped.setdefault(row.agent_id, []).append(row)
+    return grouped
+
+
+def _look_at_agent(rt: "Runtime", agent_id: str, waiting: Sequence[Any]) -> int:
+    try:
+        return rt.db.transact(lambda tx: _knock_missed(rt, tx, agent_id, waiting))
+    except Exception:
+        logger.exception("could not look after the submissions of agent %s; they are put off", agent_id)
+    try:
+        return rt.db.transact(lambda tx: _put_off(tx, waiting))
+    except Exception:
+        logger.exception("could not put off the submissions of agent %s", agent_id)
+        return 0
+
+
+def _knock_missed(rt: "Runtime", tx: Tx, agent_id: str, waiting: Sequence[Any]) -> int:
+    head = submissions.head(tx, agent_id)
+    behind = [row.id for row in waiting if head is None or row.id != head.id]
+    changed = submissions.expect_none(tx, behind, max(row.knock_at for row in waiting)) if behind else 0
+    for row in waiting:
+        if head is None or row.id != head.id:
+            continue
+        if submissions.knock_again(tx, row.id, row.knock_at, again_after(row.knocks), row.knocks + 1):
+            changed += 1
+            if not head.held:
+                tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
+    return changed
+
+
+def _put_off(tx: Tx, waiting: Sequence[Any]) -> int:
+    return sum(
+        submissions.knock_again(tx, row.id, row.knock_at, again_after(row.knocks), row.knocks + 1)
+        for row in waiting
+    )
+
+
+def again_after(knocks: int) -> timedelta:
+    """How long after that many lost knocks the next one follows: 2 s, doubled each time, up to 5 min."""
+    return min(FIRST_AGAIN * (1 << min(knocks, 20)), LONGEST_AGAIN)
 
 
 def forget_dead_processes(rt: "Runtime", limit: int) -> int:
@@ -103,13 +151,8 @@ KINDS: dict[str, Callable[["Runtime", int], int]] = {
 
 def knock_now(rt: "Runtime") -> None:
     """Treat every knock as lost: the broker is new or was emptied. The next pass knocks for all that waits."""
-
-    def work(tx: Tx) -> None:
-        submissions.knock_now(tx)
-        workflow_rows.knock_now(tx)
-        outbox_rows.knock_now(tx)
-
-    rt.db.transact(work)
+    for rows in (workflow_rows, submissions, outbox_rows):
+        rt.db.transact(rows.knock_now)
 
 
 def next_due(rt: "Runtime") -> datetime | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Table, and_, select, update
+from sqlalchemy import Row, Table, Update, and_, func, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.errors import LeaseLost
@@ -61,9 +61,7 @@ def fence(tx: Tx, lease: Lease) -> Any:
     Raises:
         LeaseLost: The token is no longer the holder's. Nothing may be written.
     """
-    columns = (
-        [workflows.c.inbox, workflows.c.run] if lease.kind == "workflow" else [lines.c.token]
-    )
+    columns = [workflows.c.inbox, workflows.c.run] if lease.kind == "workflow" else [lines.c.token]
     row = tx.execute(select(*columns).where(lease.held).with_for_update(key_share=True)).first()
     if row is None:
         raise LeaseLost(str(lease))
@@ -105,37 +103,67 @@ def free_line(tx: Tx, lease: Lease) -> bool:
 
 def seize_line(tx: Tx, agent_id: str) -> None:
     """Take the line from whoever holds it, and leave it free."""
-    tx.execute(
-        update(lines)
-        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
-        .values(process_id=None, deadline_at=None, token=lines.c.token + 1)
-    )
+    own = and_(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
+    tx.execute(_seize(own))
 
 
-def orphaned(tx: Tx, limit: int) -> list[tuple[str, str]]:
-    """Lines that a dead process holds: the agents and the processes."""
+def seize_from(tx: Tx, lease: Lease) -> bool:
+    """Take the line from that holder, leave it free, and say whether it still had it."""
+    return tx.execute(_seize(lease.held)).rowcount == 1
+
+
+def _seize(where: ColumnElement[bool]) -> Update:
+    return update(lines).where(where).values(process_id=None, deadline_at=None, token=lines.c.token + 1)
+
+
+def orphaned(tx: Tx, limit: int) -> list[Lease]:
+    """The leases on lines whose process is dead, or so long dead that its row is gone; in no order.
+
+    In no order, so that lines that can't be freed hide no others.
+    """
     statement = (
-        select(lines.c.agent_id, lines.c.process_id)
-        .join(processes, processes.c.id == lines.c.process_id)
-        .where(lines.c.kind == TURNS, processes.c.dead.is_(True))
-        .order_by(lines.c.agent_id)
+        select(lines.c.agent_id, lines.c.process_id, lines.c.token)
+        .outerjoin(processes, processes.c.id == lines.c.process_id)
+        .where(
+            lines.c.kind == TURNS,
+            lines.c.process_id.is_not(None),
+            or_(processes.c.id.is_(None), processes.c.dead.is_(True)),
+        )
+        .order_by(func.random())
         .limit(limit)
     )
-    return [(row.agent_id, row.process_id) for row in tx.execute(statement)]
+    return [_of_line(row) for row in tx.execute(statement)]
 
 
-def seize_line_of(tx: Tx, agent_id: str, process_id: str) -> bool:
-    """Take the line from that process, and say whether it still had it."""
-    statement = (
-        update(lines)
-        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS, lines.c.process_id == process_id)
-        .values(process_id=None, deadline_at=None, token=lines.c.token + 1)
+def held_by(tx: Tx, process_id: str) -> set[Lease]:
+    """Every lease that a process holds, on lines and on workflows."""
+    turns = select(lines.c.agent_id, lines.c.process_id, lines.c.token).where(
+        lines.c.kind == TURNS, lines.c.process_id == process_id
     )
-    return tx.execute(statement).rowcount == 1
+    runs = select(workflows.c.key, workflows.c.token).where(
+        workflows.c.process_id == process_id, workflows.c.status == WorkflowStatus.RUNNING
+    )
+    held = {_of_line(row) for row in tx.execute(turns)}
+    return held | {
+        Lease(kind="workflow", key=row.key, process_id=process_id, token=row.token)
+        for row in tx.execute(runs)
+    }
+
+
+def _of_line(row: Row[Any]) -> Lease:
+    return Lease(kind="turn", key=row.agent_id, process_id=row.process_id, token=row.token)
+
+
+def wait_at_most(tx: Tx, span: timedelta) -> None:
+    """Let no statement of this transaction wait longer than *span* for another's lock; it raises then.
+
+    For passes over many rows, which one slow transaction of a caller must not hold up. On SQLite the
+    busy timeout is that limit.
+    """
+    if tx.postgres:
+        tx.conn.exec_driver_sql(f"SET LOCAL lock_timeout = {span // timedelta(milliseconds=1)}")
 
 
 def is_held(tx: Tx, lease: Lease) -> bool:
     """Whether the lease is still its holder's, without locking anything."""
     return tx.execute(select(lease.table.c.token).where(lease.held)).first() is not None
-
-

@@ -23,8 +23,9 @@ def append(tx: Tx, agent_id: str, message: dict[str, Any]) -> bool:
         tx.insert(messages)
         .values(agent_id=agent_id, position=_end_of(agent_id), status=DONE, **message)
         .on_conflict_do_nothing()
+        .returning(messages.c.seq)  # the count of rows of an INSERT is not known on PostgreSQL
     )
-    return tx.execute(statement).rowcount == 1
+    return tx.execute(statement).first() is not None
 
 
 def store_unfinished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
@@ -45,27 +46,21 @@ def _put(tx: Tx, agent_id: str, message: dict[str, Any], **placed: Any) -> None:
 
 def get(tx: Tx, agent_id: str, message_id: str) -> Row[Any] | None:
     """One message."""
-    statement = select(messages).where(
-        messages.c.agent_id == agent_id, messages.c.message_id == message_id
-    )
+    statement = select(messages).where(messages.c.agent_id == agent_id, messages.c.message_id == message_id)
     return tx.execute(statement).first()
 
 
 def of(tx: Tx, agent_id: str) -> list[Row[Any]]:
     """All messages of an agent in their order, the unfinished one last."""
     statement = (
-        select(messages)
-        .where(messages.c.agent_id == agent_id)
-        .order_by(messages.c.position, messages.c.seq)
+        select(messages).where(messages.c.agent_id == agent_id).order_by(messages.c.position, messages.c.seq)
     )
     return list(tx.execute(statement))
 
 
 def remove(tx: Tx, agent_id: str, message_id: str) -> None:
     """Delete one message."""
-    tx.execute(
-        delete(messages).where(messages.c.agent_id == agent_id, messages.c.message_id == message_id)
-    )
+    tx.execute(delete(messages).where(messages.c.agent_id == agent_id, messages.c.message_id == message_id))
 
 
 def remove_all(tx: Tx, agent_id: str) -> int:
@@ -73,10 +68,9 @@ def remove_all(tx: Tx, agent_id: str) -> int:
     return tx.execute(delete(messages).where(messages.c.agent_id == agent_id)).rowcount
 
 
-def settle_all(tx: Tx, agent_id: str) -> None:
-    """Give an agent's unfinished messages, as they are stored, their place in the order."""
-    tx.execute(
-        update(messages)
-        .where(messages.c.agent_id == agent_id, messages.c.status == STREAMING)
-        .values(position=_end_of(agent_id), status=DONE)
-    )
+def settle_all(tx: Tx, agent_id: str, message_id: str | None = None) -> None:
+    """Give an agent's unfinished messages (or that one), as they are stored, their place in the order."""
+    statement = update(messages).where(messages.c.agent_id == agent_id, messages.c.status == STREAMING)
+    if message_id is not None:
+        statement = statement.where(messages.c.message_id == message_id)
+    tx.execute(statement.values(position=_end_of(agent_id), status=DONE))

@@ -104,13 +104,16 @@ def suspect(tx: Tx, process_id: str) -> None:
 def declare_dead(tx: Tx, process_id: str, *, known: bool = False) -> bool:
     """The second look: end the process if no renewal came since the first, and say whether this call did.
 
-    *known* means that its end is proven, so that one look is enough.
+    *known* means that its end is proven, so that one look is enough. Else the looks count only if the
+    passes have come steadily since the first one, and if this pass has not been held up itself.
     """
     steady_since = select(ticks.c.steady_since).where(ticks.c.kind == LIVENESS).scalar_subquery()
+    admitted_at = select(ticks.c.last_at).where(ticks.c.kind == LIVENESS).scalar_subquery()
     watched = and_(
         processes.c.until < tx.now(),
         processes.c.suspect_since <= tx.now(-SECOND_LOOK),
         processes.c.suspect_since >= steady_since,
+        admitted_at >= tx.now(-STEADY_GAP),
     )
     statement = update(processes).where(processes.c.id == process_id, processes.c.dead.is_(False))
     if not known:

@@ -1,12 +1,13 @@
 """Rows of accepted turns."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row, and_, case, delete, func, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
-from think_celery.ids import AgentRef
+from think_celery.ids import AgentRef, new_id
 from think_celery.states import SUBMISSION_MOVES, SubmissionStatus, is_terminal
 from think_celery.store.database import Tx
 from think_celery.store.moves import move
@@ -73,13 +74,35 @@ def by_key(tx: Tx, agent_id: str, idempotency_key: str) -> Row[Any] | None:
     return tx.execute(statement).first()
 
 
-def give_key(tx: Tx, submission_id: str, idempotency_key: str) -> None:
-    """Store a key with a submission that has none."""
-    tx.execute(
+def give_key(tx: Tx, row: Row[Any], idempotency_key: str) -> bool:
+    """Store a key with a submission that has none; False, and nothing is changed, if either is taken now.
+
+    An UPDATE that meets another's key raises, and a caller's transaction would be lost with it. So the key
+    is taken by an INSERT first, which waits for whoever else is storing it and then says whether it could.
+    """
+    placeholder = {
+        "id": new_id(),
+        "agent_id": row.agent_id,
+        "agent_class": row.agent_class,
+        "agent_name": row.agent_name,
+        "kind": row.kind,
+        "status": SubmissionStatus.ABORTED,
+        "epoch": row.epoch,
+        "fingerprint": row.fingerprint,
+        "idempotency_key": idempotency_key,
+        "created_at": row.created_at,
+    }
+    taken = tx.insert(submissions).values(placeholder).on_conflict_do_nothing().returning(submissions.c.seq)
+    seq = tx.execute(taken).scalar()
+    if seq is None:
+        return False
+    tx.execute(delete(submissions).where(submissions.c.seq == seq))
+    statement = (
         update(submissions)
-        .where(submissions.c.id == submission_id, submissions.c.idempotency_key.is_(None))
+        .where(submissions.c.seq == row.seq, submissions.c.idempotency_key.is_(None))
         .values(idempotency_key=idempotency_key)
     )
+    return tx.execute(statement).rowcount == 1
 
 
 def _head_id(agent_id: str) -> ColumnElement[str]:
@@ -94,6 +117,11 @@ def _head_id(agent_id: str) -> ColumnElement[str]:
         .limit(1)
     )
     return func.coalesce(running.limit(1).scalar_subquery(), pending.scalar_subquery())
+
+
+def head_id(tx: Tx, agent_id: str) -> str | None:
+    """The id of the agent's running submission, else of the first pending one."""
+    return tx.execute(select(_head_id(agent_id))).scalar()
 
 
 def head(tx: Tx, agent_id: str) -> Row[Any] | None:
@@ -111,13 +139,20 @@ def _due(tx: Tx) -> ColumnElement[bool]:
 
 
 def expect_knock(tx: Tx, agent_id: str) -> None:
-    """Let the tick knock for the agent's head unless it is claimed soon."""
+    """Let the tick knock for the agent's head unless it is claimed soon.
+
+    A head that another transaction is ending just now is waited for, and then passed over: the one after
+    it must not be left without anybody who knocks.
+    """
     wait = func.coalesce(submissions.c.not_before, tx.now(MISSED_AFTER))
-    tx.execute(
-        update(submissions)
-        .where(submissions.c.id == _head_id(agent_id))
-        .values(knock_at=wait, knocks=0)
-    )
+    while (found := head_id(tx, agent_id)) is not None:
+        statement = (
+            update(submissions)
+            .where(submissions.c.id == found, submissions.c.status.in_(UNFINISHED))
+            .values(knock_at=wait, knocks=0)
+        )
+        if tx.execute(statement).rowcount == 1:
+            return
 
 
 def begin(tx: Tx, submission_id: str, message_id: str) -> bool:
@@ -140,15 +175,16 @@ def begin(tx: Tx, submission_id: str, message_id: str) -> bool:
     )
 
 
-def end(tx: Tx, submission_id: str, status: SubmissionStatus, **changes: Any) -> bool:
+def end(tx: Tx, seq: int, status: SubmissionStatus, **changes: Any) -> bool:
     """Move the submission to a terminal status, and say whether this call did.
 
-    Only ``domain.lines.end`` calls this: it also stores the news for a waiting workflow.
+    By its number, not by its id: that can be another's by now, if this one was deleted meanwhile. Only
+    ``domain.lines.end`` calls this: it also stores the news for a waiting workflow.
     """
     return move(
         tx,
         submissions,
-        submissions.c.id == submission_id,
+        submissions.c.seq == seq,
         status,
         allowed=SUBMISSION_MOVES,
         completed_at=tx.now(),
@@ -185,9 +221,7 @@ def progress(tx: Tx, submission_id: str) -> None:
 
 def count_model_attempts(tx: Tx, submission_id: str, attempts: int) -> None:
     """Store how many model requests of the present step have failed."""
-    tx.execute(
-        update(submissions).where(submissions.c.id == submission_id).values(model_attempts=attempts)
-    )
+    tx.execute(update(submissions).where(submissions.c.id == submission_id).values(model_attempts=attempts))
 
 
 def end_all(tx: Tx, agent_id: str, reason: str) -> list[Row[Any]]:
@@ -219,20 +253,37 @@ def missed(tx: Tx, limit: int) -> list[Row[Any]]:
     return list(tx.execute(statement))
 
 
-def knock_again(tx: Tx, submission_id: str, seen: datetime, after: timedelta | None, knocks: int) -> bool:
-    """Set when to knock next (``None``: not at all), if nobody else has since *seen*."""
-    statement = (
-        update(submissions)
-        .where(submissions.c.id == submission_id, submissions.c.knock_at == seen)
-        .values(knock_at=None if after is None else tx.now(after), knocks=knocks)
-    )
+def knock_again(tx: Tx, submission_id: str, seen: datetime, after: timedelta, knocks: int) -> bool:
+    """Set when to knock next, if nobody else has since *seen* and nobody is changing the row just now."""
+    mine = and_(submissions.c.id == submission_id, submissions.c.knock_at == seen)
+    statement = update(submissions).where(mine, _unlocked(mine)).values(knock_at=tx.now(after), knocks=knocks)
     return tx.execute(statement).rowcount == 1
+
+
+def expect_none(tx: Tx, submission_ids: Sequence[str], seen: datetime) -> int:
+    """Let the tick forget rows that stand behind a head; say how many.
+
+    Only those whose knock was due at *seen* or before: whoever has made one of them the head since then
+    has set a later time. Rows that somebody is changing just now are left for the next pass.
+    """
+    stale = and_(submissions.c.id.in_(submission_ids), submissions.c.knock_at <= seen)
+    statement = update(submissions).where(stale, _unlocked(stale)).values(knock_at=None, knocks=0)
+    return tx.execute(statement).rowcount
+
+
+def _unlocked(where: ColumnElement[bool]) -> ColumnElement[bool]:
+    # Waiting for a caller's slow transaction would hold up the whole pass. (SQLite has one writer anyway.)
+    free = select(submissions.c.seq).where(where).with_for_update(key_share=True, skip_locked=True)
+    return submissions.c.seq.in_(free)
 
 
 def knock_now(tx: Tx) -> None:
     """Let the tick knock for every head whose line is free, at once: the broker has lost all messages."""
     held = select(lines.c.agent_id).where(lines.c.process_id.is_not(None), lines.c.kind == "turn")
-    waiting = and_(submissions.c.status.in_(UNFINISHED), _due(tx), submissions.c.agent_id.not_in(held))
+    pending = submissions.c.status == SubmissionStatus.PENDING
+    first = select(func.min(submissions.c.seq)).where(pending).group_by(submissions.c.agent_id)
+    head = or_(submissions.c.status == SubmissionStatus.RUNNING, submissions.c.seq.in_(first))
+    waiting = and_(head, _due(tx), submissions.c.agent_id.not_in(held))
     tx.execute(update(submissions).where(waiting).values(knock_at=tx.now(), knocks=0))
 
 
@@ -264,18 +315,28 @@ def find(
 
 
 def ended(
-    tx: Tx, agent_id: str, *, statuses: list[str], completed_before: datetime | None, limit: int
-) -> list[str]:
-    """Ids of ended submissions of an agent, oldest first."""
+    tx: Tx,
+    agent_id: str,
+    *,
+    statuses: list[str],
+    completed_before: datetime | None = None,
+    after_seq: int = 0,
+    limit: int,
+) -> list[tuple[int, str]]:
+    """Numbers and ids of ended submissions of an agent, oldest first, from behind a number on."""
     statement = (
-        select(submissions.c.id)
-        .where(submissions.c.agent_id == agent_id, submissions.c.status.in_(statuses))
+        select(submissions.c.seq, submissions.c.id)
+        .where(
+            submissions.c.agent_id == agent_id,
+            submissions.c.status.in_(statuses),
+            submissions.c.seq > after_seq,
+        )
         .order_by(submissions.c.seq)
         .limit(limit)
     )
     if completed_before is not None:
         statement = statement.where(submissions.c.completed_at < completed_before)
-    return list(tx.execute(statement).scalars())
+    return [(row.seq, row.id) for row in tx.execute(statement)]
 
 
 def remove(tx: Tx, submission_id: str) -> bool:
