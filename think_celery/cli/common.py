@@ -13,15 +13,13 @@ from celery.app.utils import find_app
 from think_celery.app import ThinkCelery
 from think_celery.errors import ConfigurationError, InvalidValue, ThinkError
 from think_celery.runtime import Runtime
+from think_celery.store.database import is_away
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FAILED, UNUSABLE = 1, 2
-"""Exit codes: it was tried and failed; what was given can't be used."""
-
 
 class Group(click.Group):
-    """A group whose commands print errors of ours as text, without a traceback."""
+    """A group whose commands print errors of ours, and that the database is away, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -29,20 +27,29 @@ class Group(click.Group):
             return super().invoke(ctx)
         except ThinkError as error:
             raise failure_of(error) from error
+        except Exception as error:
+            if not is_away(error):
+                raise
+            cause = getattr(error, "orig", None) or error
+            raise Failure(f"The database can't be reached: {' '.join(str(cause).split())}") from error
 
 
 class Failure(click.ClickException):
-    """An error as text, with its exit code."""
+    """It was tried and failed."""
 
-    def __init__(self, message: str, code: int = FAILED) -> None:
-        super().__init__(message)
-        self.exit_code = code
+    exit_code = 1
+
+
+class Unusable(Failure):
+    """What was given can't be used."""
+
+    exit_code = 2
 
 
 def failure_of(error: ThinkError) -> Failure:
-    """An error of ours for the terminal; those that a change of what was given would cure exit with 2."""
+    """An error of ours for the terminal."""
     given = isinstance(error, ConfigurationError | InvalidValue)
-    return Failure(str(error), UNUSABLE if given else FAILED)
+    return Unusable(str(error)) if given else Failure(str(error))
 
 
 # --- whose app ------------------------------------------------------------------------------------
@@ -69,20 +76,19 @@ def celery_app(name: str) -> Celery:
     """The user's Celery app of that name.
 
     Raises:
-        Failure: There is none.
+        Unusable: There is none.
     """
     try:
         found = find_app(name)
     except (ImportError, AttributeError, ValueError) as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)
         reason = "there is no such module" if missing else f"{type(error).__name__}: {error}"
-        raise Failure(
+        raise Unusable(
             f"--app {name}: the Celery app can't be loaded: {reason}. Name a module that can be imported from "
-            f"here and holds a Celery app, such as proj.app or proj.celery:app.",
-            UNUSABLE,
+            "here and holds a Celery app, such as proj.app or proj.celery:app."
         ) from error
     if not isinstance(found, Celery):
-        raise Failure(f"--app {name}: that is {type(found).__name__}, not a Celery app.", UNUSABLE)
+        raise Unusable(f"--app {name}: that is {type(found).__name__}, not a Celery app.")
     return found
 
 
@@ -97,9 +103,7 @@ def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
         celery.conf["think_database_url"] = database_url
     think = ThinkCelery(celery)
     if app is not None:
-        celery.loader.import_default_modules()
-        for module in think.runtime.settings.imports:
-            celery.loader.import_task_module(module)
+        celery.loader.import_default_modules()  # and with them those of think_imports
     return think
 
 

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from think_celery.cli.common import FAILED, Group, app_options, json_option, print_json, runtime_of, think_of
+from think_celery.cli.common import Failure, Group, app_options, json_option, print_json, runtime_of, think_of
 from think_celery.clock import SystemClock
 from think_celery.domain import tick as ticks
 from think_celery.store import migrate
@@ -38,7 +38,7 @@ def current(ctx: click.Context, app: str | None, database_url: str | None, as_js
     else:
         state = "up to date" if enough else f"{needed} is needed; run: think-celery db upgrade"
         click.echo(f"{found or 'no schema'} ({state})")
-    ctx.exit(0 if enough else FAILED)
+    ctx.exit(0 if enough else Failure.exit_code)
 
 
 def _version(database: Database) -> str | None:

@@ -23,9 +23,13 @@ import click
     type=click.Choice(["ask", "all", "none"]),
     help="What becomes of reports of high severity. Without it: ask on a terminal, else all.",
 )
-@click.option("--model", metavar="NAME", help="A real model, such as openai/gpt-5-mini; needs OPENAI_API_KEY.")
+@click.option(
+    "--model", metavar="NAME", help="A real model, such as openai/gpt-5-mini; needs OPENAI_API_KEY."
+)
 @click.option("--base-url", metavar="URL", help="Another server that speaks OpenAI's chat completions.")
-@click.option("--concurrency", type=click.IntRange(1, 64), default=4, show_default=True, help="Turns at once.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 64), default=4, show_default=True, help="Turns at once."
+)
 @click.option(
     "--pace",
     type=click.FloatRange(0, 10),

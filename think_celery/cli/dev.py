@@ -26,8 +26,7 @@ def dev(app: str, database_url: str | None, concurrency: int, loglevel: str) -> 
     )
     celery = celery_app(app)
     if not celery.conf.broker_url:
-        celery.conf.broker_url = "memory://"
-        celery.conf.broker_transport_options = {"polling_interval": 0.02}
+        celery.conf.update(broker_url="memory://", broker_transport_options={"polling_interval": 0.02})
     think = think_of(app, database_url)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from think_celery.cli.common import (
-    FAILED,
     Failure,
     Group,
     app_options,
@@ -29,7 +28,9 @@ def submissions() -> None:
 
 
 @submissions.command("list")
-@click.option("--status", type=click.Choice(list(SubmissionStatus)), multiple=True, help="May be given again.")
+@click.option(
+    "--status", type=click.Choice(list(SubmissionStatus)), multiple=True, help="May be given again."
+)
 @click.option("--agent", metavar="CLASS:NAME", help="Only this agent's, such as TriageAgent:issue-42.")
 @click.option("--limit", type=click.IntRange(1, domain.MAX_PAGE), default=50, show_default=True)
 @app_options
@@ -51,7 +52,14 @@ def list_(
     print_table(
         ["submission", "agent", "status", "attempts", "accepted", "error"],
         [
-            (row.id, f"{row.agent_class}:{row.agent_name}", row.status, row.attempts, row.created_at, row.error)
+            (
+                row.id,
+                f"{row.agent_class}:{row.agent_name}",
+                row.status,
+                row.attempts,
+                row.created_at,
+                row.error,
+            )
             for row in rows
         ],
         nothing="There are no such submissions.",
@@ -88,7 +96,7 @@ def cancel(submission_id: str, reason: str | None, app: str | None, database_url
     row = domain.get(rt, submission_id)
     if row is None:
         raise SubmissionNotFound(submission_id)
-    raise Failure(f"{submission_id} had ended before: {row.status}.", FAILED)
+    raise Failure(f"{submission_id} had ended before: {row.status}.")
 
 
 def _agent(given: str | None) -> AgentRef | None:
@@ -96,7 +104,9 @@ def _agent(given: str | None) -> AgentRef | None:
         return None
     agent_class, colon, name = given.partition(":")
     if not colon or not agent_class or not name:
-        raise click.BadParameter(f"{given!r} is no CLASS:NAME, such as TriageAgent:issue-42.", param_hint="--agent")
+        raise click.BadParameter(
+            f"{given!r} is no CLASS:NAME, such as TriageAgent:issue-42.", param_hint="--agent"
+        )
     return AgentRef(agent_class, name)
 
 

@@ -6,9 +6,8 @@ from typing import Any
 import click
 
 from think_celery.cli.common import (
-    UNUSABLE,
-    Failure,
     Group,
+    Unusable,
     app_options,
     json_option,
     print_fields,
@@ -34,9 +33,9 @@ def workflows() -> None:
 
 def workflow_option(command: Any) -> Any:
     """Add ``--workflow``."""
-    return click.option("--workflow", metavar="NAME", help="The workflow's class, where several have the id.")(
-        command
-    )
+    return click.option(
+        "--workflow", metavar="NAME", help="The workflow's class, where several have the id."
+    )(command)
 
 
 @workflows.command("list")
@@ -114,7 +113,7 @@ def show(
 @workflows.command("send-event")
 @click.argument("workflow_id")
 @click.option("--type", "event_type", required=True, help="What the workflow waits for, such as approval.")
-@click.option("--payload", help='JSON, such as \'{"approved": true}\'.')
+@click.option("--payload", help="JSON, such as '{\"approved\": true}'.")
 @click.option("--key", help="An idempotency key: the same one twice is one event.")
 @workflow_option
 @app_options
@@ -137,7 +136,7 @@ def send_event(
     try:
         domain.send_event(rt, reference, type=event_type, payload=value, idempotency_key=key)
     except ValueError as error:
-        raise Failure(str(error), UNUSABLE) from error
+        raise Unusable(str(error)) from error
     click.echo(f"Sent {event_type!r} to {reference}.")
 
 

@@ -80,5 +80,7 @@ class TriageWorkflow(ThinkWorkflow[TriageAgent, TriageParams], name="DemoTriageW
                 step.wait_for_approval("approval", timeout="1 week")
             except WorkflowRejectedError as refused:
                 reason = refused.reason
-                return step.do("note-refusal", lambda context: self.agent.note_refusal(draft, reason, context))
+                return step.do(
+                    "note-refusal", lambda context: self.agent.note_refusal(draft, reason, context)
+                )
         return step.do("apply-labels", lambda context: self.agent.apply_labels(draft, context))

@@ -86,13 +86,23 @@ def _asked(messages: Sequence[Json]) -> tuple[int, Report]:
             report = from_prompt(content)
             if report is not None:
                 return at, report
-    raise UnknownRequest("The offline model of the demo only triages reports; for other talk, use a real model.")
+    raise UnknownRequest(
+        "The offline model of the demo only triages reports; for other talk, use a real model."
+    )
 
 
 def _offered(body: Json) -> list[str]:
     tools = body.get("tools")
-    functions = [tool.get("function") for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
-    return [str(function["name"]) for function in functions if isinstance(function, Mapping) and "name" in function]
+    functions = (
+        [tool.get("function") for tool in tools if isinstance(tool, Mapping)]
+        if isinstance(tools, list)
+        else []
+    )
+    return [
+        str(function["name"])
+        for function in functions
+        if isinstance(function, Mapping) and "name" in function
+    ]
 
 
 def _choice(body: Json) -> str | None:

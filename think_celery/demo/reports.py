@@ -59,7 +59,9 @@ def read_files(paths: Sequence[Path]) -> list[Report]:
             known = places.setdefault(report.report_id.casefold(), place)
             if known != place:
                 raise InvalidReport(
-                    place, f"the id {report.report_id!r} is taken by {known}", "Each report needs an id of its own."
+                    place,
+                    f"the id {report.report_id!r} is taken by {known}",
+                    "Each report needs an id of its own.",
                 )
             reports.append(report)
     return reports
@@ -67,8 +69,12 @@ def read_files(paths: Sequence[Path]) -> list[Report]:
 
 def _read_file(path: Path) -> list[tuple[str, Report]]:
     kind = path.suffix.lower()
+    if path.is_dir():
+        raise InvalidReport(str(path), "it is a folder", _FILES)
     if kind not in JSON_LINES | MARKDOWN:
-        raise InvalidReport(str(path), f"{kind or 'a file without an ending'} is not a kind that is read", _FILES)
+        raise InvalidReport(
+            str(path), f"{kind or 'a file without an ending'} is not a kind that is read", _FILES
+        )
     try:
         raw = path.read_bytes()
     except OSError as error:

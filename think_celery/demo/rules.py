@@ -29,7 +29,9 @@ _BROKEN = re.compile(
     r"wrong|incorrect|fail|error|broken|hidden|can't|cannot|doesn't|does not|instead of|falsch|fehler|statt",
     re.IGNORECASE,
 )
-_URGENT = re.compile(r"urgent|asap|production|all (our )?users|everyone|everybody|by friday|dringend", re.IGNORECASE)
+_URGENT = re.compile(
+    r"urgent|asap|production|all (our )?users|everyone|everybody|by friday|dringend", re.IGNORECASE
+)
 _CALM = re.compile(r"not (at all )?urgent|no hurry|minor|small|nice to have", re.IGNORECASE)
 
 _TOO_SHORT = 12  # words
@@ -118,7 +120,9 @@ def same_reports(matches: object) -> list[str]:
     return [
         str(match["report_id"])
         for match in found
-        if isinstance(match.get("score"), int | float) and match["score"] >= SAME_SCORE and match.get("report_id")
+        if isinstance(match.get("score"), int | float)
+        and match["score"] >= SAME_SCORE
+        and match.get("report_id")
     ]
 
 

@@ -23,13 +23,16 @@ from think_celery.demo.offline import MODEL, offline_model
 from think_celery.demo.reports import Report, read_files, samples
 from think_celery.demo.show import Screen, show_results
 from think_celery.demo.watch import Phase, Watch
-from think_celery.domain import workflows
 from think_celery.embedded import embedded
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
 
 LOOK_SECONDS = 0.05
 QUEUE = "think-demo"
+AHEAD = 2
+"""How many reports are under way beyond those whose turns can run at once."""
+
+BUSY = {Phase.QUEUED, Phase.WORKING}
 OK, FAILED, UNUSABLE, STOPPED = 0, 1, 2, 130
 """Exit codes; the last is what shells expect of a process that Ctrl-C ended."""
 
@@ -67,6 +70,7 @@ def run(options: Options, console: Console) -> int:
         stack.enter_context(surroundings.own_environment())
         stack.enter_context(surroundings.logging_into(desk.folder / "demo.log"))
         stack.enter_context(surroundings.at_desk(desk))
+        stack.enter_context(surroundings.without_warnings_to_root())
         stack.enter_context(surroundings.terminated_like_ctrl_c())
         if not model:
             url = stack.enter_context(offline_model(desk.request_log, pace=options.pace))
@@ -118,6 +122,7 @@ class Demo:
         self._rt, self._desk, self._reports = rt, desk, reports
         self._options, self._console = options, console
         self._watch = Watch(rt, desk, reports)
+        self._started: set[str] = set()
         self._decided: set[str] = set()
         self._clock = SystemClock()
 
@@ -127,38 +132,38 @@ class Demo:
         if self._watch.unfinished:
             self._greet()
             with embedded(think, concurrency=self._options.concurrency):
-                code = self._work()
-            if code != OK:
-                return code
-        show_results(self._console, self._desk, self._watch.standing)
-        self._tell(f"Results: {self._desk.out}")
-        self._tell(f"State:   {self._desk.folder} (show it again: {self._command()})")
-        failed = any(standing.phase is Phase.FAILED for standing in self._watch.standing.values())
-        return FAILED if failed else OK
+                return self._work()
+        return self._conclude()
 
     def _work(self) -> int:
         try:
-            self._start()
             self._follow()
+            return self._conclude()
         except KeyboardInterrupt:
             left = len(self._watch.unfinished)
-            self._tell(f"Stopping. {left} of {len(self._reports)} reports are not done; nothing of them is lost.")
+            self._tell(
+                f"Stopping. {left} of {len(self._reports)} reports are not done; nothing of them is lost."
+            )
             self._tell(f"Go on with: {self._command()}")
             return STOPPED
         except EOFError:
             self._tell("A report needs approval, and nobody is there to answer: standard input has ended.")
             self._tell(f"Go on with: {self._command()} --approve all    (or none)")
             return UNUSABLE
-        return OK
 
-    def _start(self) -> None:
-        for report in self._reports:
-            if workflows.get(self._rt, workflows.reference(TriageWorkflow, report.report_id)) is None:
-                TriageAgent.bound_to(self._rt, report.report_id).triage(report)
+    def _conclude(self) -> int:
+        show_results(self._console, self._desk, self._watch.standing)
+        self._tell(f"Results: {self._desk.out}")
+        self._tell(f"State:   {self._desk.folder} (show it again: {self._command()})")
+        failed = any(standing.phase is Phase.FAILED for standing in self._watch.standing.values())
+        if failed:
+            self._tell("What failed stays so in these rows. To try again, start with another --state folder.")
+        return FAILED if failed else OK
 
     def _follow(self) -> None:
         with Screen(self._console) as screen:
             while self._watch.unfinished:
+                self._start_some()
                 self._watch.look()
                 screen.update(self._watch.standing)
                 for report_id, standing in list(self._watch.standing.items()):
@@ -167,10 +172,23 @@ class Demo:
                 self._clock.sleep(LOOK_SECONDS)
             screen.update(self._watch.standing)
 
+    def _start_some(self) -> None:
+        """Start as many as keep the worker busy, so that approvals are not asked behind everybody's first turn."""
+        busy = sum(1 for name in self._started if self._watch.standing[name].phase in BUSY)
+        for report in self._reports:
+            name = report.report_id
+            if busy >= self._options.concurrency + AHEAD:
+                return
+            if name not in self._started and name in self._watch.unfinished:
+                TriageAgent.bound_to(self._rt, name).triage(report)  # finds the run of an earlier time
+                self._started.add(name)
+                busy += 1
+
     def _decide(self, report_id: str, screen: Screen) -> None:
         mode = self._options.approve
         approved = screen.ask(report_id, self._watch.drafts[report_id]) if mode == "ask" else mode == "all"
-        reason = ("approved" if approved else "rejected") + (" by you" if mode == "ask" else f" by --approve {mode}")
+        where = "at the terminal" if mode == "ask" else f"by --approve {mode}"
+        reason = f"{'approved' if approved else 'refused'} {where}"
         TriageAgent.bound_to(self._rt, report_id).send_workflow_event(
             TriageWorkflow,
             report_id,

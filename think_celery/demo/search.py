@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from think_celery.demo.reports import Report
 
 _WORD = re.compile(r"[^\W_]+(?:[._'’-][^\W_]+)*")
-_COMMON = frozenset(
-    "a about after all also am an and any are as at be been but by can could did do does for from get had has have "
-    "how i if in into is it its just me my no not of on only one or our out please since so than that the their them "
-    "then there they this to too up us was we were what when where which while who why will with would you your "
-    "aber als am an auch auf aus bei das dass dem den der des die ein eine einem einen einer er es für hat ich im in "
-    "ist mich mir mit nach nicht noch nur oder sich sie sind so und uns vom von war weil wenn wir zu zum zur".split()
-)
+_COMMON_TEXT = """
+a about after all also am an and any are as at be been but by can could did do does for from get had has
+have how i if in into is it its just me my no not of on only one or our out please since so than that the
+their them then there they this to too up us was we were what when where which while who why will with would
+you your aber als am an auch auf aus bei das dass dem den der des die ein eine einem einen einer er es für
+hat ich im in ist mich mir mit nach nicht noch nur oder sich sie sind so und uns vom von war weil wenn wir
+zu zum zur
+"""
+_COMMON = frozenset(_COMMON_TEXT.split())
 _ENDINGS = {"ies": "y", "ings": "", "ing": "", "es": "", "ed": "", "s": ""}
 
 
@@ -44,21 +46,28 @@ def _telling(text: str) -> list[str]:
 
 def _stem(word: str) -> str:
     for ending, instead in _ENDINGS.items():
-        if word.isalpha() and word.endswith(ending) and len(word) - len(ending) >= 4 and not word.endswith("ss"):
+        if (
+            word.isalpha()
+            and word.endswith(ending)
+            and len(word) - len(ending) >= 4
+            and not word.endswith("ss")
+        ):
             return word.removesuffix(ending) + instead
     return word
 
 
 def most_telling(text: str, title: str = "", count: int = 6) -> list[str]:
     """Up to *count* words that say most about *text*: those of its title, then repeated and long ones."""
-    spelled = {_stem(word): word for word in reversed(_telling(f"{title} {text}"))}
+    spelled: dict[str, str] = {}
+    for word in _telling(f"{title} {text}"):
+        spelled.setdefault(_stem(word), word)
     counted = Counter(words_of(text))
     first = set(words_of(title))
 
     def weight(stem: str) -> tuple[bool, int, int]:
         return stem in first, counted[stem], min(len(stem), 8)
 
-    best = sorted(reversed(spelled), key=weight, reverse=True)
+    best = sorted(spelled, key=weight, reverse=True)
     return [spelled[stem] for stem in best[:count]]
 
 

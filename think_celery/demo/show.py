@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -96,7 +97,9 @@ class Screen:
         order = [Phase.WAITING, Phase.WORKING, Phase.QUEUED]
         by_rank = sorted(
             standing,
-            key=lambda name: order.index(standing[name].phase) if standing[name].phase in order else len(order),
+            key=lambda name: (
+                order.index(standing[name].phase) if standing[name].phase in order else len(order)
+            ),
         )
         chosen = set(by_rank[:room])
         return [name for name in standing if name in chosen]
@@ -148,18 +151,18 @@ def _draft_panel(report_id: str, draft: Mapping[str, Any]) -> Panel:
 
 def show_results(console: Console, desk: Desk, standing: Mapping[str, Standing]) -> None:
     """The table of everything, and where it lies."""
-    table = Table(title=None, header_style="bold", expand=False)
-    table.add_column("Report", no_wrap=True)
-    table.add_column("Severity")
-    table.add_column("Labels")
-    table.add_column("Title")
-    table.add_column("Outcome")
+    table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("Report", overflow="fold")
+    table.add_column("Severity", no_wrap=True)
+    table.add_column("Labels", ratio=2)
+    table.add_column("Title", ratio=3)
+    table.add_column("Outcome", max_width=40)
     for report_id, now in standing.items():
         result = desk.result(report_id) or {}
         severity = str(result.get("severity", ""))
         labels = result.get("labels") or result.get("proposed_labels") or []
         outcome = Text(now.phase, style=STYLES[now.phase])
-        if now.detail and now.phase in (Phase.FAILED, Phase.REJECTED):
+        if now.detail and now.phase is Phase.FAILED:
             outcome.append(f": {_flat(now.detail)}", style="dim")
         table.add_row(
             Text(report_id),

@@ -4,12 +4,14 @@ import logging
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from celery import signals
+from celery.platforms import SecurityWarning  # type: ignore[attr-defined,unused-ignore]
 
 from think_celery.demo import desk as desks
 from think_celery.demo.desk import Desk
@@ -61,6 +63,14 @@ _UID = "think-demo-logging"
 
 def _leave_logging_alone(**_: object) -> None:
     """A worker that finds a receiver of this signal sets up no logging itself."""
+
+
+@contextmanager
+def without_warnings_to_root() -> Iterator[None]:
+    """Keep Celery's warning to the superuser off the screen: this worker runs nobody's code but the demo's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SecurityWarning)
+        yield
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from think_celery import serialization
 from think_celery.demo.agents import TriageAgent, TriageWorkflow
 from think_celery.demo.desk import Desk
 from think_celery.demo.reports import Report
-from think_celery.domain import workflows
+from think_celery.domain import submissions, workflows
 from think_celery.ids import AgentRef
 from think_celery.protocols import Cursor
 from think_celery.runtime import Runtime
@@ -61,8 +61,8 @@ class Watch:
     def look(self, *, everything: bool = False) -> list[str]:
         """Look again, and return the reports whose standing has changed."""
         changed = []
-        wanted = self.unfinished if everything else self.unfinished[:AT_ONCE]
-        for report_id in wanted:
+        unfinished = self.unfinished
+        for report_id in unfinished if everything else unfinished[:AT_ONCE]:
             found = self._find(report_id)
             if found != self.standing[report_id]:
                 self.standing[report_id] = found
@@ -77,10 +77,20 @@ class Watch:
             case WorkflowStatus.COMPLETE:
                 return self._outcome(report_id)
             case WorkflowStatus.ERRORED | WorkflowStatus.TERMINATED:
-                return Standing(phase=Phase.FAILED, detail=row.error or row.status)
+                return Standing(phase=Phase.FAILED, detail=self._why(row))
             case WorkflowStatus.PAUSED:
                 return Standing(phase=Phase.FAILED, detail=f"paused: {row.error}" if row.error else "paused")
         return self._on_its_way(report_id, row)
+
+    def _why(self, row: Any) -> str:
+        """Why a run has failed: the model's own error, where it was that."""
+        journal = self._rt.db.read(lambda tx: steps.of_run(tx, row.key, row.run))
+        for step in journal:
+            if step.step == "triage:submit" and step.output is not None:
+                turn = submissions.get(self._rt, serialization.loads(step.output)["submission_id"])
+                if turn is not None and turn.error is not None:
+                    return str(turn.error)
+        return str(row.error or row.status)
 
     def _outcome(self, report_id: str) -> Standing:
         result = self._desk.result(report_id)
