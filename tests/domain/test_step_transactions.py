@@ -275,6 +275,7 @@ class TestLimits:
                 second.wait(10)
                 first.set()
                 lock(conn, 2)
+                return "no deadlock"
 
             thread = threading.Thread(target=other)
             thread.start()
