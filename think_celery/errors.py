@@ -365,7 +365,7 @@ class SubmissionNotFound(SubmissionError, LookupError):
         self.submission_id = submission_id
 
     def __str__(self) -> str:
-        return f"There is no submission {self.submission_id!r}. It may have been deleted, or retention removed it."
+        return f"There is no submission {self.submission_id!r}. Check the id; it may have been deleted."
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -434,8 +434,7 @@ class InvalidFinalAnswer(TurnError):
     def __str__(self) -> str:
         return (
             f"The model's final answer does not fit its schema: {'; '.join(self.problems)}. It is never repaired "
-            "silently: describe the fields better, loosen the output type, or let the model try again with "
-            "output_retries=1."
+            "silently: describe the fields better, or loosen the output type."
         )
 
 
