@@ -262,7 +262,7 @@ class TestSession:
         assert gone() is None
 
     def test_listeners_of_the_caller_are_left_alone(self, db, session, accept):
-        """Our listeners are beside the caller's own, on this session only."""
+        """Our listeners are beside the caller's own, on that one session only."""
         heard = []
         event.listen(session, "after_commit", lambda session: heard.append("commit"))
 

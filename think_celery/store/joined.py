@@ -25,7 +25,7 @@ Joinable = Session | scoped_session[Any] | Connection
 
 @contextmanager
 def joined(db: Database, given: Joinable) -> Iterator[None]:
-    """Inside, everything that is accepted joins the transaction of this session or connection.
+    """Inside, everything that is accepted joins the transaction of *given*, a session or connection.
 
     We neither commit it nor roll it back. It may be committed inside the block or after it, and the
     session may be used for one transaction after another. On SQLite the caller's own engine decides how
