@@ -48,6 +48,20 @@ def now(agent: Think, submission: Submission) -> Submission:
     return found
 
 
+def crash_at_nth(t: ThinkTest, point: str, number: int) -> None:
+    """Let the worker die when it comes to that failpoint for the n-th time."""
+    passed, original = [], t.rt.failpoint
+
+    def failpoint(reached: str) -> None:
+        if reached == point:
+            passed.append(reached)
+            if len(passed) == number:
+                t.crash_at(point)
+        original(reached)
+
+    t.rt.failpoint = failpoint
+
+
 def submit_structured(
     rt: Runtime,
     agent: Think,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.domain.talk import COMPLETED, ask, calls_of, shape, talker
+from tests.domain.talk import COMPLETED, ask, calls_of, crash_at_nth, shape, talker
 from think_celery.domain import submissions
 from think_celery.errors import LeaseLost
 from think_celery.protocols import Finish, ToolCallComplete, Usage
@@ -203,14 +203,7 @@ class TestContext:
         agent = talker(post)("a")
         step = [call("post", {"n": n}) for n in range(3)]
         t.use_model(FunctionModel(lambda r: step if len(r.messages) == 1 else say("ok")), agent)
-        stored = iter(["go on", "die"])  # the first result is stored; the worker dies at the second
-
-        def failpoint(point: str, original: Callable[[str], None] = t.rt.failpoint) -> None:
-            if point == "turn:tool-ran" and next(stored, None) == "die":
-                t.crash_at("turn:tool-ran")
-            original(point)
-
-        t.rt.failpoint = failpoint
+        crash_at_nth(t, "turn:tool-ran", 2)  # the first result is stored; the worker dies at the second
 
         done = ask(t, agent)
 
