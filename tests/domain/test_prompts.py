@@ -94,7 +94,7 @@ class TestAnswer:
         assert workflow.status == "complete"
 
     def test_where_everything_is_kept(self, t: ThinkTest):
-        """A8, A20, A21, A22: key, schema, metadata and fingerprint with the submission; the output only in the event."""
+        """A8, A20, A21, A22: key, schema, metadata, fingerprint with the submission; the output only in the event."""
         t.script(Desk, answer({"title": "Crash"}))
 
         workflow = begin(t, prompting(max_steps=2))

@@ -42,11 +42,17 @@ logger = logging.getLogger("think_celery.workflows")
 T = TypeVar("T")
 Params = TypeVar("Params")
 
+POINTS = {
+    "park": ("workflow:before-park", "workflow:parked"),
+    "end": ("workflow:before-end", "workflow:ended"),
+    "hand-over": ("workflow:before-hand-over", "workflow:handed-over"),
+}
+"""The failpoints around each way in which a claim ends."""
+
 MAX_TAKEOVERS = 1000
 """Claims since the last park; a run that comes there goes round in circles."""
 
 PASS_SECONDS = STEP_TIMEOUT_SECONDS + MARGIN_SECONDS
-HANDED_OVER = "workflow:handed-over"
 
 _NOT_NOW: dict[WorkflowStatus, Word] = {
     WorkflowStatus.RUNNING: "busy",
@@ -235,7 +241,7 @@ class _Pass:
             self._must(workflows.complete(tx, self.lease, output))
             return Outcome("complete", ended=True, row=str(self.ref))
 
-        return self._write("workflow:ended", work)
+        return self._write("end", work)
 
     def _raised(self, ended: "calls.Result[Any]") -> Outcome:
         assert isinstance(ended, calls.Failed)
@@ -252,7 +258,7 @@ class _Pass:
         return self._ended_in_error(error)
 
     def _ended_in_error(self, error: BaseException) -> Outcome:
-        return self._write("workflow:ended", lambda tx: _failed(tx, self.ref, self.lease, error))
+        return self._write("end", lambda tx: _failed(tx, self.ref, self.lease, error))
 
     def _paused(self, error: BaseException) -> Outcome:
         """Stop resumably."""
@@ -268,7 +274,7 @@ class _Pass:
             )
             return Outcome("paused", ended=True, row=str(self.ref), error_type=error_type)
 
-        return self._write("workflow:ended", work)
+        return self._write("end", work)
 
     def _parked(self, stop: Stop) -> "Outcome | Sequence[Any]":
         """Give the worker back, unless an event has come since the last look at the inbox."""
@@ -279,8 +285,7 @@ class _Pass:
             row = self.claim.row
             return steps.of_run(tx, row.key, row.run)
 
-        self.rt.failpoint("workflow:before-park")
-        return self._write("workflow:parked", work)
+        return self._write("park", work)
 
     def _handed_over(self, *, orderly: bool) -> Outcome:
         """Let another worker go on: at once after an orderly end, else when the tick knocks."""
@@ -293,7 +298,7 @@ class _Pass:
                 outbox.knock(self.rt, tx, row)
             return Outcome("handed-over")
 
-        return self._write(HANDED_OVER, work)
+        return self._write("hand-over", work)
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -301,7 +306,7 @@ class _Pass:
         if not done:
             raise LeaseLost(str(self.lease))
 
-    def _write(self, point: str, work: Callable[[Tx], T]) -> T | Outcome:
+    def _write(self, what: str, work: Callable[[Tx], T]) -> T | Outcome:
         """Run *work* in a fenced transaction; again and again while the database is away.
 
         Nobody else would give this lease back as long as this process is alive. So where storing the end
@@ -312,15 +317,17 @@ class _Pass:
             lines.fence(tx, self.lease)
             return work(tx)
 
+        before, after = POINTS[what]
+        self.rt.failpoint(before)
         try:
             result = patiently(self.rt, self.hold, lambda: self.rt.db.transact(fenced))
         except LeaseLost:
             logger.warning("%s: the lease was lost; another worker goes on", self.ref)
             return Outcome("lease-lost")
         except Exception:
-            if point == HANDED_OVER:
+            if what == "hand-over":
                 raise
             logger.exception("%s: could not store how its run went", self.ref)
             return self._handed_over(orderly=False)
-        self.rt.failpoint(point)
+        self.rt.failpoint(after)
         return result
