@@ -250,6 +250,20 @@ class TestStructuredTurns:
 
 
 class TestTurns:
+    def test_b4_cancelled_before_its_turn_it_is_never_in_the_conversation(self, t: ThinkTest):
+        """B4: messages join the conversation only when their submission starts, in the order of acceptance."""
+        model = t.script(Triager, say("One."), say("Three."))
+        agent = Triager("issue-42")
+        _, second, _ = [agent.submit_messages(text) for text in ("1", "2", "3")]
+        before = agent.messages
+
+        agent.cancel_submission(second.submission_id)
+        t.run_until_idle()
+
+        assert before == []
+        assert [m.text for m in agent.messages] == ["1", "One.", "3", "Three."]
+        assert [m.text for m in model.requests[1].messages] == ["1", "One.", "3"]
+
     @pytest.mark.parametrize("who", ["another process", "after a restart"])
     def test_b6_a_cancel_works_across_processes_and_restarts(self, t: ThinkTest, database_url: str, who: str):
         """B6: a cancel by a process that has never seen the turn is final, whatever the worker that had it does."""
