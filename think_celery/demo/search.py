@@ -18,7 +18,7 @@ hat ich im in ist mich mir mit nach nicht noch nur oder sich sie sind so und uns
 zu zum zur
 """
 _COMMON = frozenset(_COMMON_TEXT.split())
-_ENDINGS = {"ies": "y", "ings": "", "ing": "", "es": "", "ed": "", "s": ""}
+_ENDINGS = {"ies": "y", "shes": "sh", "ches": "ch", "xes": "x", "ings": "", "ing": "", "ed": "", "s": ""}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +46,9 @@ def _telling(text: str) -> list[str]:
 
 def _stem(word: str) -> str:
     for ending, instead in _ENDINGS.items():
-        if (
-            word.isalpha()
-            and word.endswith(ending)
-            and len(word) - len(ending) >= 4
-            and not word.endswith("ss")
-        ):
-            return word.removesuffix(ending) + instead
+        stem = word.removesuffix(ending) + instead
+        if word.isalpha() and word.endswith(ending) and len(stem) >= 4 and not word.endswith("ss"):
+            return stem
     return word
 
 

@@ -1,0 +1,56 @@
+"""What the model of the crash tests answers: it follows the plan in the prompt, and goes on where it was cut."""
+
+from typing import Any
+
+from tests.providers.server import (
+    Delay,
+    Piece,
+    Response,
+    json_response,
+    stream,
+    text_frames,
+    tool_call_frames,
+)
+from think_celery.domain.requests import GO_ON
+
+FINAL = "All of it is done and nothing was done twice so far as anybody can tell from here"
+ANSWER = {"title": "A title", "labels": ["one", "two"]}
+WORD_SECONDS = 0.15
+
+
+def answer(body: dict[str, Any]) -> Response:
+    """The next step of the plan ``do: tool tool …``; the word ``slowly`` slows the answer's words down."""
+    messages = body["messages"]
+    told = max(i for i, m in enumerate(messages) if m["role"] == "user" and text_of(m) != GO_ON)
+    words = text_of(messages[told]).removeprefix("do:").split()
+    slowly = "slowly" in words
+    plan = [word for word in words if word != "slowly"]
+    since = messages[told + 1 :]
+    done = sum(1 for message in since if message["role"] == "tool")
+    if done < len(plan):
+        return stream(*tool_call_frames((plan[done], {"what": "it"}), ids=[f"call_{done}"]))
+    final = next((name for name in tools_of(body) if name.startswith("think_final_answer")), None)
+    if final is not None:
+        return paced(tool_call_frames((final, ANSWER), ids=["call_final"]), slowly)
+    said = text_of(since[-2]) if since and text_of(since[-1]) == GO_ON else ""
+    if not FINAL.startswith(said):
+        return json_response({"error": {"message": f"{said!r} is not what was said"}}, status=400)
+    return paced(text_frames(FINAL[len(said) :]), slowly)
+
+
+def paced(pieces: list[Piece], slowly: bool) -> Response:
+    """The answer, with a pause before each piece where it is a slow one."""
+    if not slowly:
+        return stream(*pieces)
+    return stream(*(part for piece in pieces for part in (Delay(WORD_SECONDS), piece)))
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """The text of a message on the wire."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def tools_of(body: dict[str, Any]) -> list[str]:
+    """The names of the tools that a request offers."""
+    return [tool["function"]["name"] for tool in body.get("tools", [])]

@@ -1,0 +1,213 @@
+"""Starts the processes of the crash tests: a parent that has imported everything forks them in milliseconds.
+
+The parent is ``python -m tests.crash.nursery``, a process with one thread and no connection of any kind, so
+that a child is what a fresh start would be. Every child dies with it, and it dies with pytest, however that ends.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+class Process:
+    """A process that runs or has run. ``status`` is as ``subprocess`` gives it: -9 for SIGKILL."""
+
+    def __init__(self, pid: int, log: Path) -> None:
+        self.pid, self.log = pid, log
+        self.status: int | None = None
+        self.ended_at = 0.0
+        self._ended = threading.Event()
+
+    def ended(self, status: int) -> None:
+        """Note its end."""
+        self.status, self.ended_at = status, time.monotonic()
+        self._ended.set()
+
+    @property
+    def running(self) -> bool:
+        """Whether it still runs."""
+        return not self._ended.is_set()
+
+    def wait(self, seconds: float) -> int:
+        """Its status at its end, which must come within *seconds*."""
+        assert self._ended.wait(seconds), f"process {self.pid} still runs after {seconds} s\n{self.output()}"
+        assert self.status is not None
+        return self.status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def marked(self, name: str, seconds: float = 20.0) -> float:
+        """When it set that mark (by ``time.monotonic``), which must come within *seconds*."""
+        mark = Path(f"{self.log}.{name}")
+        until = time.monotonic() + seconds
+        while not mark.exists():
+            assert self.running, f"it ended with {self.status} before it was {name}\n{self.output()}"
+            assert time.monotonic() < until, f"it was not {name} after {seconds} s\n{self.output()}"
+            time.sleep(0.005)
+        return float(mark.read_text())
+
+    def go(self) -> None:
+        """Let it go on from where it holds."""
+        Path(f"{self.log}.go").touch()
+
+    def output(self) -> str:
+        """What it wrote."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+class Nursery:
+    """The parent, from the test's side. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent.parent.parent,
+        )
+        self._lock = threading.Lock()
+        self._known = threading.Condition()
+        self._by_pid: dict[int, Process] = {}
+        self._born: dict[int, int] = {}
+        self._count = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def start(self, environment: Mapping[str, str], log: Path) -> Process:
+        """Start one with this environment beside the test's own."""
+        with self._lock:
+            self._count += 1
+            number = self._count
+            order = {"number": number, "environment": dict(environment), "log": str(log)}
+            assert self._parent.stdin is not None
+            self._parent.stdin.write(json.dumps(order) + "\n")
+            self._parent.stdin.flush()
+        with self._known:
+            assert self._known.wait_for(lambda: number in self._born, 30), "the nursery does not answer"
+            process = self._by_pid[self._born[number]]
+            process.log = log
+        return process
+
+    def _read(self) -> None:
+        assert self._parent.stdout is not None
+        for line in self._parent.stdout:
+            news = json.loads(line)
+            with self._known:
+                if "number" in news:
+                    self._born[news["number"]] = news["pid"]
+                    self._by_pid[news["pid"]] = Process(news["pid"], Path())
+                else:
+                    self._by_pid[news["pid"]].ended(news["status"])
+                self._known.notify_all()
+
+    def close(self) -> None:
+        """End all of them."""
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(20)
+        self._reader.join(5)
+
+
+@contextlib.contextmanager
+def nursery() -> Iterator[Nursery]:
+    """A nursery, and the end of all that was born there."""
+    made = Nursery()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# --- the parent's side ----------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Fork what is ordered on standard input and tell of births and deaths, until the input ends."""
+    from celery.apps import worker as celery_worker
+    from celery.bin import worker as celery_command
+    from celery.concurrency import thread
+
+    from tests.crash import worker
+
+    loaded = (celery_worker, celery_command, thread, worker)  # so that no child has to
+    assert loaded
+    children: set[int] = set()
+    buffer = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            if selector.select(0.01):
+                data = os.read(0, 65536)
+                if not data:
+                    break
+                *orders, buffer = (buffer + data).split(b"\n")
+                for order in orders:
+                    children.add(_bear(json.loads(order)))
+            _reap(children)
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    while children:
+        _reap(children)
+
+
+def _bear(order: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        _tell({"number": order["number"], "pid": pid})
+        return pid
+    try:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.environ.update(order["environment"])
+        os.environ["CRASH_LOG"] = order["log"]
+        from tests.crash import worker
+
+        worker.main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _reap(children: set[int]) -> None:
+    for pid in list(children):
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            children.discard(pid)
+            _tell({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _tell(news: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(news).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    serve()

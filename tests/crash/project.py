@@ -1,0 +1,90 @@
+"""The agents and workflows whose workers the crash tests kill, and the effects that they count."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import text
+
+from think_celery import Think, ThinkWorkflow
+from think_celery.tools import ToolContext, tool
+
+EFFECTS = "CRASH_EFFECTS"
+"""The environment variable that names the file to which each effect appends a line."""
+
+
+def effect(what: str, key: str) -> str:
+    """Something that the world sees: a line with the idempotency key that came with the call."""
+    line = json.dumps({"what": what, "key": key, "pid": os.getpid(), "at": time.monotonic()}) + "\n"
+    file = os.open(os.environ[EFFECTS], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+    return f"{what} done"
+
+
+def effects(path: Path) -> list[dict[str, Any]]:
+    """What the world has seen so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Scribe(Think):
+    """Does what a prompt such as ``do: note post`` says, with one tool that may be repeated and one that may not."""
+
+    system_prompt = "Do as you are told."
+
+    @tool(idempotent=True)
+    def note(self, what: str, context: ToolContext) -> str:
+        """Take a note. Taking it twice is harmless."""
+        return effect("note", context.idempotency_key)
+
+    @tool
+    def post(self, what: str, context: ToolContext) -> str:
+        """Post a letter."""
+        return effect("post", context.idempotency_key)
+
+
+class Draft(BaseModel):
+    """What the agent answers in a workflow."""
+
+    title: str
+    labels: list[str]
+
+
+class Saga(ThinkWorkflow[Scribe, dict[str, Any]]):
+    """One step of each kind that a worker can die in. Its params' ``prompt`` is what its agent is told."""
+
+    def run(self, event: Any, step: Any) -> dict[str, Any]:
+        """Fetch, ask, wait, book, send."""
+        fetched = step.do("fetch", lambda context: effect("fetch", context.idempotency_key))
+        draft = step.prompt("ask", prompt=event.payload["prompt"], output=Draft)
+        go = step.wait_for_event("go", type="go")
+        booked = step.transaction("book", lambda conn: book(conn, event.workflow_id))
+        sent = step.do("send", lambda context: effect("send", context.idempotency_key))
+        return {
+            "fetched": fetched,
+            "title": draft.title,
+            "go": go.payload,
+            "booked": booked,
+            "sent": sent,
+        }
+
+
+def book(conn: Any, workflow_id: str) -> str:
+    """Add a row to the ledger, which nothing but the step's own transaction keeps from growing twice."""
+    conn.execute(text("INSERT INTO ledger (workflow_id) VALUES (:it)"), {"it": workflow_id})
+    return "booked"
+
+
+SAGA = {
+    "fetched": "fetch done",
+    "title": "A title",
+    "go": {"by": "Ada"},
+    "booked": "booked",
+    "sent": "send done",
+}
+"""What a saga returns that went well."""

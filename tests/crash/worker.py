@@ -1,0 +1,178 @@
+"""The processes that are killed: a plain worker, a Celery worker on the threads pool, and a client.
+
+What one does is in its environment, beside the settings (``THINK_…``):
+
+``CRASH_KIND``: ``plain``, ``threads`` or ``client``. ``CRASH_KILL_AT=point#n``: SIGKILL itself when it comes
+to that failpoint for the n-th time. ``CRASH_HOLD_AT=point#n``: stay there until the file ``<log>.go`` exists.
+``CRASH_DEAF``: no knock reaches it but the tick's. ``CRASH_ELSEWHERE``: it seems to run on another machine, so
+that nobody can prove its death. ``CRASH_DO``: what a client does. Marks are files beside its log.
+"""
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, signals
+
+from tests.crash.project import Saga, Scribe
+from think_celery.app import ThinkCelery
+from think_celery.clock import SystemClock
+from think_celery.domain import leases, tick
+from think_celery.events.sql import SqlEventLog
+from think_celery.events.writer import LiveWriter
+from think_celery.protocols import Knock
+from think_celery.runtime import Runtime, set_current
+from think_celery.settings import Settings
+from think_celery.store.database import Database
+from think_celery.testing import perform
+from think_celery.worker import Ticker
+
+LOG = "CRASH_LOG"
+
+
+def mark(name: str) -> None:
+    """Let the test know how far this process is: a file ``<log>.<name>`` with the time."""
+    target = Path(f"{os.environ[LOG]}.{name}")
+    draft = target.with_suffix(".draft")
+    draft.write_text(str(time.monotonic()))
+    draft.rename(target)
+
+
+def arm(rt: Runtime) -> None:
+    """Make this process one that dies, holds, is deaf or elsewhere, as its environment says."""
+    if os.environ.get("CRASH_ELSEWHERE"):
+        facts = leases.host_facts()
+        leases.host_facts = lambda: {**facts, "boot": "another machine"}  # type: ignore[attr-defined]
+    if os.environ.get("CRASH_DEAF"):
+        knock = rt.knock
+        rt.knock = lambda it: knock(it) if threading.current_thread().name == "think-tick" else None
+    kill, hold = Place.of("CRASH_KILL_AT"), Place.of("CRASH_HOLD_AT")
+
+    def failpoint(point: str) -> None:
+        if kill.is_it(point):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if hold.is_it(point):
+            mark("held")
+            while not Path(f"{os.environ[LOG]}.go").exists():
+                time.sleep(0.01)
+
+    rt.failpoint = failpoint
+
+
+class Place:
+    """A failpoint and which time of coming there is meant."""
+
+    def __init__(self, point: str, number: int) -> None:
+        self._point, self._left = point, number
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, variable: str) -> "Place":
+        """The place that this variable names; none comes there if it is not set."""
+        point, _, number = os.environ.get(variable, "").partition("#")
+        return cls(point, int(number or 1))
+
+    def is_it(self, point: str) -> bool:
+        """Whether this is the place, and now the time."""
+        if point != self._point:
+            return False
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+
+# --- a worker of its own --------------------------------------------------------------------------
+
+
+def plain_runtime(knock: Any) -> Runtime:
+    """What ``ThinkCelery`` makes, without Celery."""
+    settings, clock = Settings.from_mapping({}, os.environ), SystemClock()
+    db = Database(settings.database_url, clock)
+    log = SqlEventLog(db)
+    rt = Runtime(settings=settings, clock=clock, db=db, events=log, live=LiveWriter(log), knock=knock)
+    set_current(rt)
+    return rt
+
+
+def run_plain() -> None:
+    """Perform what an own loop is knocked for, one thing at a time, and tick, until SIGTERM."""
+    knocks: queue.SimpleQueue[Knock] = queue.SimpleQueue()
+    rt = plain_runtime(knocks.put)
+    arm(rt)
+    signal.signal(signal.SIGTERM, lambda *_: rt.stopping.abort("told to stop"))
+    ticker = Ticker(rt)
+    tick.knock_now(rt)
+    ticker.start()
+    mark("ready")
+    while not rt.stopping.signal.aborted:
+        try:
+            knock = knocks.get(timeout=0.05)
+        except queue.Empty:
+            continue
+        perform(rt, knock)
+    ticker.stop()
+    rt.close()
+
+
+# --- Celery's -------------------------------------------------------------------------------------
+
+
+def make_app() -> Celery:
+    """The Celery app of a worker; its settings are in the environment."""
+    app = Celery("crash", broker=os.environ.get("CRASH_BROKER", "memory://"), set_as_current=False)
+    app.conf.update(
+        worker_pool="threads",
+        worker_concurrency=4,
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=False,
+        broker_connection_retry_on_startup=True,
+        think_imports=["tests.crash.project"],
+    )
+    if app.conf.broker_url.startswith("memory"):
+        app.conf.broker_transport_options = {"polling_interval": 0.02}
+    arm(ThinkCelery(app).runtime)
+    signals.worker_ready.connect(lambda **_: mark("ready"), weak=False)
+    return app
+
+
+def run_threads() -> None:
+    """A worker as ``celery -A … worker`` starts it."""
+    quiet = ["--loglevel", "info", "--without-mingle", "--without-gossip"]
+    make_app().worker_main(["worker", "--pool", "threads", *quiet])
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def run_client() -> None:
+    """Make one accepting call, and end."""
+    rt = plain_runtime(lambda knock: None)
+    arm(rt)
+    call = json.loads(os.environ["CRASH_DO"])
+    agent = Scribe.bound_to(rt, call["agent"])
+    match call["do"]:
+        case "submit":
+            agent.submit_messages(call["prompt"], idempotency_key=call["key"])
+        case "start":
+            agent.run_workflow(Saga, {"prompt": call["prompt"]}, workflow_id=call["id"])
+        case "send":
+            agent.send_workflow_event(
+                Saga, call["id"], type="go", payload=call["payload"], idempotency_key=call["key"]
+            )
+    mark("ready")
+    rt.close()
+
+
+def main() -> None:
+    """Be the process that the environment asks for."""
+    {"plain": run_plain, "threads": run_threads, "client": run_client}[os.environ["CRASH_KIND"]]()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
