@@ -1,0 +1,399 @@
+"""The ways in which a turn is ended or handed over from outside: cancel, deadline, a stopping worker, a lost lease."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.domain.flows import worker
+from tests.domain.talk import COMPLETED, ask, calls_of, kinds, now, roles, row, shape, talker
+from think_celery.agent import Submission, Think
+from think_celery.domain import calls, submissions
+from think_celery.domain.outcomes import Outcome
+from think_celery.domain.requests import GO_ON
+from think_celery.errors import ModelAborted
+from think_celery.protocols import Finish, TextDelta, Usage
+from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, say, silence
+from think_celery.runtime import Runtime
+from think_celery.signals import AbortController
+from think_celery.store import lines
+from think_celery.tools import ToolContext
+
+PATIENCE = 10.0
+
+
+class Running:
+    """A turn that runs in another thread, as in a worker."""
+
+    def __init__(self, rt: Runtime, pool: ThreadPoolExecutor, agent_class: type[Think]) -> None:
+        self.rt = rt
+        self.agent = agent_class.bound_to(rt, "a")
+        self.submission = self.agent.submit_messages("Go")
+        self.outcome: Future[Outcome] = pool.submit(submissions.run, rt, self.submission.submission_id)
+
+    def until(self, seen: Callable[[], Any]) -> None:
+        """Wait until this is so."""
+        for _ in range(int(PATIENCE * 200)):
+            if seen():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError("it did not come to that")
+
+    @property
+    def hold(self) -> Any:
+        """What the monitor watches for the turn."""
+        return self.rt.monitor._holds[0]
+
+    def cancel(self) -> None:
+        """Cancel it, as any process does, and let the monitor look at once instead of within a second."""
+        assert submissions.cancel_by_id(self.rt, self.submission.submission_id, "enough")
+        self.rt.monitor.beat()
+
+    def end(self) -> Submission:
+        """The submission after its run has returned."""
+        self.outcome.result(PATIENCE)
+        return now(self.agent, self.submission)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@contextmanager
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give tools up after 50 ms instead of 5 s."""
+    assert calls.call_all.__kwdefaults__["grace"] == calls.GRACE_SECONDS == 5
+    with monkeypatch.context() as patch:
+        patch.setitem(calls.call_all.__kwdefaults__, "grace", 0.05)
+        yield
+
+
+class TestCancel:
+    def test_while_the_model_writes(self, live, pool):
+        """Engine §6: the connection to the model is closed, the partial text is kept, the line is free."""
+        model = ScriptedModel([say("Hello"), silence()], say("next"))
+        running = Running(live, pool, talker(model=model))
+        running.until(lambda: "text-delta" in kinds(running, running.agent))
+
+        running.cancel()
+        done = running.end()
+
+        assert (done.status, done.error, running.outcome.result().word) == ("aborted", "enough", "aborted")
+        assert [m.text for m in running.agent.messages] == ["Go", "Hello"]
+        assert done.message().parts[-1].state == "streaming"
+        assert kinds(running, running.agent)[-1] == "done"
+        following = Running(live, pool, talker(model=model)).end()
+        assert following.status is COMPLETED
+
+    def test_before_the_first_token(self, live, pool):
+        """Nothing came: nothing is stored."""
+        model = ScriptedModel([silence()])
+        running = Running(live, pool, talker(model=model))
+        running.until(lambda: model.requests)
+
+        running.cancel()
+        done = running.end()
+
+        assert (done.status, done.message(), len(running.agent.messages)) == ("aborted", None, 1)
+
+    def test_the_monitor_sees_it_by_itself(self, live, pool):
+        """Engine §6: within a second, whoever cancelled it."""
+        model = ScriptedModel([silence()])
+        running = Running(live, pool, talker(model=model))
+        running.until(lambda: model.requests)
+
+        assert submissions.cancel_by_id(live, running.submission.submission_id)
+
+        assert running.outcome.result(3).word == "aborted"
+
+    def test_while_a_tool_runs(self, live, pool):
+        """truth §0: the tool's signal comes, and the turn ends when the tool has answered it."""
+
+        def wait(context: ToolContext) -> str:
+            return "told to stop" if context.signal.wait(PATIENCE) else "never told"
+
+        running = Running(live, pool, talker(wait, model=ScriptedModel(call("wait"))))
+        running.until(lambda: len(live.monitor._holds) and calls_of(running.agent.messages[-1:][0]))
+
+        running.cancel()
+        done = running.end()
+
+        assert (done.status, shape(done.message())) == ("aborted", ["|", ("wait", {}, None)])
+
+    def test_a_tool_that_ignores_it(self, live, pool, monkeypatch, caplog):
+        """truth §0: it is given up after 5 s; its late result is dropped, and said so in the log."""
+        release, begun, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def deaf() -> str:
+            begun.set()
+            release.wait(PATIENCE)
+            return "too late"
+
+        live.failpoint = lambda point: ended.set() if point == "turn:tool-ran" else None
+        with short_grace(monkeypatch), caplog.at_level("WARNING"):
+            running = Running(live, pool, talker(deaf, model=ScriptedModel(call("deaf"))))
+            begun.wait(PATIENCE)
+            running.cancel()
+            done = running.end()
+            before = shape(done.message())
+            release.set()
+            running.until(lambda: "dropped" in caplog.text)
+
+        assert (done.status, before) == ("aborted", ["|", ("deaf", {}, None)])
+        assert shape(now(running.agent, running.submission).message()) == before
+        assert "was given up" in caplog.text
+        assert "too late" not in caplog.text
+
+    def test_at_the_finish_line(self, t):
+        """A cancel that comes when the answer is whole: the status is the canceller's, the answer is kept."""
+        agent = talker()("a")
+
+        def respond(request: Any) -> Any:
+            yield TextDelta("All of it.")
+            assert agent.cancel_submission("s")
+            yield Finish("stop", None, Usage())
+
+        t.use_model(FunctionModel(respond), agent)
+
+        done = ask(t, agent, submission_id="s")
+
+        assert (done.status, done.message().text) == ("aborted", "All of it.")
+        assert kinds(t, agent)[-1] == "done"
+
+
+class TestDeadline:
+    @pytest.fixture
+    def impatient(self, sqlite_url: str) -> Iterator[Runtime]:
+        with worker(sqlite_url, turn_timeout_seconds=0.2) as rt:
+            yield rt
+
+    def test_of_a_model_that_is_silent(self, impatient, pool):
+        """FR-12: the whole turn has a deadline of its own, in every pool."""
+        model = ScriptedModel([say("Half"), silence()])
+        done = Running(impatient, pool, talker(model=model)).end()
+
+        assert (done.status, done.error_type) == ("error", "TurnTimeout")
+        assert "think_turn_timeout (0.2 s)" in done.error
+
+    def test_of_a_tool(self, impatient, pool, monkeypatch):
+        """A tool past the deadline is told to stop and then given up; results that were stored are kept."""
+        release = threading.Event()
+
+        def deaf() -> str:
+            release.wait(PATIENCE)
+            return "too late"
+
+        def quick() -> str:
+            return "quick"
+
+        with short_grace(monkeypatch):
+            model = ScriptedModel([call("quick"), call("deaf")])
+            done = Running(impatient, pool, talker(quick, deaf, model=model)).end()
+            release.set()
+
+        assert done.error_type == "TurnTimeout"
+        assert shape(done.message()) == ["|", ("quick", {}, "quick"), ("deaf", {}, None)]
+
+    def test_that_passes_between_two_steps(self, quick):
+        """No further request is made once the deadline has passed."""
+
+        def slow() -> str:
+            quick.clock.sleep(7200)
+            return "done"
+
+        agent = talker(slow)("a")
+        model = quick.script(agent, call("slow"), say("never asked for"))
+
+        done = ask(quick, agent)
+
+        assert (done.error_type, len(model.requests)) == ("TurnTimeout", 1)
+        assert shape(done.message()) == ["|", ("slow", {}, "done")]
+
+
+class TestHandOver:
+    def test_in_the_middle_of_a_stream(self, live, pool, database_url):
+        """FR-07: a stopping worker stores the partial and gives the line back; the next one goes on there."""
+        running = Running(live, pool, talker(model=ScriptedModel([say("Hello"), silence()])))
+        running.until(lambda: "text-delta" in kinds(running, running.agent))
+
+        live.stopping.abort("the worker is shutting down")
+        handed = running.end()
+        waiting = row(live, handed)
+
+        assert running.outcome.result().word == "handed-over"
+        assert (waiting.status, waiting.attempts, waiting.takeovers) == ("pending", 0, 1)
+        with worker(database_url) as other:
+            model = ScriptedModel(say(" there."))
+            talker(model=model)
+            assert submissions.run(other, waiting.id).word == "completed"
+        assert [m.text for m in model.requests[0].messages] == ["Go", "Hello", GO_ON]
+        assert [m.text for m in running.agent.messages] == ["Go", "Hello there."]
+        assert running.agent.messages[1].id == waiting.message_id
+
+    def test_after_every_tool(self, t):
+        """FR-53: a deploy after each of 8 tools; nothing runs twice, and no attempt is used up."""
+        ran: list[int] = []
+
+        def step(n: int) -> int:
+            ran.append(n)
+            t.rt.stopping.abort("deploy")
+            return n
+
+        def answer(request: Any) -> Any:
+            done = sum(part.type == "tool-step" for part in request.messages[-1].parts)
+            return call("step", {"n": done}) if done < 8 else say("ok")
+
+        agent = talker(step)("a")
+        t.use_model(FunctionModel(answer), agent)
+        submission = agent.submit_messages("Go", submission_id="s")
+
+        words = []
+        for _ in range(9):
+            t.rt.stopping = AbortController()
+            words.append(submissions.run(t.rt, "s").word)
+
+        assert words == ["handed-over"] * 8 + ["completed"]
+        assert ran == list(range(8))
+        assert [part.output for part in calls_of(now(agent, submission).message())] == ran
+
+    def test_celerys_soft_time_limit(self, t):
+        """Engine §7: `SoftTimeLimitExceeded` counts as SIGTERM: store, hand over."""
+
+        class SoftTimeLimitExceeded(Exception):
+            pass
+
+        def respond(request: Any) -> Any:
+            if len(request.messages) == 1:
+                yield TextDelta("Hel")
+                raise SoftTimeLimitExceeded
+            yield TextDelta("lo")
+
+        agent = talker()("a")
+        model = FunctionModel(respond)
+        t.use_model(model, agent)
+        agent.submit_messages("Go", submission_id="s")
+
+        assert submissions.run(t.rt, "s").word == "handed-over"
+        assert row(t.rt, agent.inspect_submission("s")).attempts == 0
+        assert submissions.run(t.rt, "s").word == "completed"
+        assert agent.messages[1].text == "Hello"
+
+    def test_of_a_turn_that_is_cancelled_just_then(self, t):
+        """The partial takes its place in the transcript: nobody goes on with it."""
+        agent = talker()("a")
+
+        def respond(request: Any) -> Any:
+            yield TextDelta("Hel")
+            agent.cancel_submission("s")
+            t.rt.stopping.abort("deploy")
+            yield TextDelta("lo")
+
+        t.use_model(FunctionModel(respond), agent)
+        agent.submit_messages("Go", submission_id="s")
+        outcome = submissions.run(t.rt, "s")
+        t.rt.stopping = AbortController()
+        t.script(agent, say("next"))
+
+        ask(t, agent, "More")
+
+        assert outcome.word == "aborted"
+        assert [m.text for m in agent.messages] == ["Go", "Hel", "More", "next"]
+
+    def test_an_answer_that_was_whole_is_not_asked_for_again(self, t):
+        """A hand-over after the last step ends the turn from what is stored, without a request."""
+        agent = talker()("a")
+
+        class SoftTimeLimitExceeded(Exception):
+            pass
+
+        def put(frame: Any, original: Any = t.rt.live.put) -> None:
+            original(frame)
+            if frame.event["type"] == "finish-step" and len(model.requests) == 1:
+                t.rt.live.put = original
+                raise SoftTimeLimitExceeded
+
+        model = t.script(agent, say("Whole."))
+        t.rt.live.put = put
+        agent.submit_messages("Go", submission_id="s")
+
+        assert submissions.run(t.rt, "s").word == "handed-over"
+        assert submissions.run(t.rt, "s").word == "completed"
+        assert [roles(request) for request in model.requests] == [["user"]]
+        assert agent.messages[1].text == "Whole."
+
+
+class TestLostLease:
+    def test_nothing_is_written_and_nothing_announced(self, t):
+        """Promise 3: a worker that lost its lease can't write a byte; only the next one ends the turn."""
+        agent = talker()("a")
+        answers = iter(["theirs", "ours"])
+
+        def respond(request: Any) -> Any:
+            text = next(answers)
+            yield TextDelta(text)
+            if text == "theirs":
+                t.rt.db.transact(lambda tx: lines.seize_line(tx, agent.ref.id))
+                t.clock.sleep(1.5)
+                yield TextDelta(" more")
+            yield Finish("stop", None, Usage())
+
+        t.use_model(FunctionModel(respond), agent)
+        agent.submit_messages("Go", submission_id="s")
+
+        outcome = submissions.run(t.rt, "s")
+
+        assert (outcome.word, outcome.ended) == ("lease-lost", False)
+        assert [m.role for m in agent.messages] == ["user"]
+        assert "done" not in kinds(t, agent)
+        assert submissions.run(t.rt, "s").word == "completed"
+        assert agent.messages[1].text == "ours"
+
+    def test_a_late_tool_result(self, t):
+        """The same for a tool that returns after the takeover."""
+        agent = talker()("a")
+
+        def slow() -> str:
+            t.rt.db.transact(lambda tx: lines.seize_line(tx, agent.ref.id))
+            return "late"
+
+        talker(slow)
+        t.script(agent, call("slow"))
+        agent.submit_messages("Go", submission_id="s")
+
+        assert submissions.run(t.rt, "s").word == "lease-lost"
+        assert shape(agent.messages[1]) == ["|", ("slow", {}, None)]
+
+    def test_no_request_is_made_without_the_lease(self, quick):
+        """Engine §3: a holder that was not renewed for long asks the database before an effect."""
+        agent = talker()("a")
+        model = quick.script(agent, say("never asked for"))
+
+        def failpoint(point: str) -> None:
+            if point == "turn:claimed":
+                quick.rt.db.transact(lambda tx: lines.seize_line(tx, agent.ref.id))
+                quick.clock.sleep(quick.rt.settings.lease_seconds)
+
+        quick.rt.failpoint = failpoint
+        agent.submit_messages("Go", submission_id="s")
+
+        assert submissions.run(quick.rt, "s").word == "lease-lost"
+        assert model.requests == []
+
+
+def test_a_model_that_gives_up_by_itself(quick):
+    """`ModelAborted` without anybody having asked for it is the turn's error, and not repeated."""
+
+    def respond(request: Any) -> Any:
+        raise ModelAborted("the connection was shut down")
+
+    agent = talker()("a")
+    quick.use_model(FunctionModel(respond), agent)
+
+    done = ask(quick, agent)
+
+    assert (done.status, done.error_type) == ("error", "ModelAborted")
