@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
+
 from think_celery.clock import SystemClock
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -47,6 +48,7 @@ class ThinkCelery:
         app.steps["worker"].add(TickStep)
         signals.import_modules.connect(self._import_classes, sender=app, weak=False)
         signals.worker_shutting_down.connect(self._stop, weak=False)
+        signals.worker_shutdown.connect(self._end, weak=False)
         set_current(self._get_runtime)
         return self
 
@@ -100,9 +102,20 @@ class ThinkCelery:
         for module in self.runtime.settings.imports:
             self.app.loader.import_task_module(module)
 
+    def close(self) -> None:
+        """Give back what this process holds here: threads, connections, its row. The next use begins anew."""
+        with self._lock:
+            runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()
+
     def _stop(self, **_: Any) -> None:
         if self._runtime is not None:
             self._runtime.stopping.abort("the worker is shutting down")
+
+    def _end(self, sender: Any = None, **_: Any) -> None:
+        if getattr(sender, "app", None) is self.app:
+            self.close()
 
 
 def _configuration(app: Celery) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from celery import signals
-from celery.worker import state
+from celery import _state
+from celery.app import trace
+from celery.worker import WorkController, state
 
 from think_celery.app import ThinkCelery
 from think_celery.errors import ConfigurationError
 
 START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+
+_one = threading.Lock()
 
 
 @contextmanager
@@ -18,45 +23,79 @@ def embedded(think: ThinkCelery, *, concurrency: int = 4) -> Iterator[None]:
     """Run a Celery worker of this app in threads of this process while the block runs.
 
     Leaving the block stops it: unfinished turns and workflows are stored and handed over, and go on when
-    a worker starts again. Signals and logging stay as they are.
-    """
-    app = think.app
-    rt = think.runtime
-    ready = threading.Event()
-    failures: list[BaseException] = []
-    worker = app.Worker(
-        pool="threads",
-        concurrency=concurrency,
-        hostname=f"embedded@{threading.get_ident()}",
-        without_mingle=True,
-        without_gossip=True,
-        quiet=True,
-        loglevel="ERROR",
-        redirect_stdouts=False,
-    )
+    a worker starts again. Signals and logging stay as they are. While it runs, this app is Celery's default
+    app of the process.
 
-    def serve() -> None:
+    Raises:
+        ConfigurationError: There is one in this process already (Celery allows one), or it could not start.
+    """
+    if not _one.acquire(blocking=False):
+        raise ConfigurationError(
+            "An embedded worker runs in this process already, and Celery allows one. Give both one app, or "
+            "start the other worker in a process of its own."
+        )
+    try:
+        worker = _Embedded(think, concurrency)
         try:
             worker.start()
-        except BaseException as error:
-            failures.append(error)
+            yield
         finally:
-            ready.set()
-
-    uid = f"think-embedded-{id(worker)}"
-    signals.worker_ready.connect(lambda **_: ready.set(), weak=False, dispatch_uid=uid)
-    thread = threading.Thread(target=serve, name="think-worker", daemon=True)
-    thread.start()
-    try:
-        if not ready.wait(START_SECONDS) or failures:
-            raise ConfigurationError(
-                f"The embedded worker did not start: {failures or 'it did not answer in time'}"
-            )
-        yield
+            worker.stop()
     finally:
-        signals.worker_ready.disconnect(dispatch_uid=uid)
-        rt.stopping.abort("the process ends")
+        _one.release()
+
+
+class _Embedded:
+    def __init__(self, think: ThinkCelery, concurrency: int) -> None:
+        self._think, self._concurrency = think, concurrency
+        self._ready = threading.Event()
+        self._failures: list[BaseException] = []
+        self._default: Any = getattr(_state, "default_app")  # noqa: B009 - celery-types don't know it
+        self._thread = threading.Thread(target=self._serve, name="think-worker", daemon=True)
+
+    def start(self) -> None:
+        """Return when it consumes."""
+        self._think.runtime  # noqa: B018 - a wrong setting is the caller's to see, as it is
+        self._thread.start()
+        if not self._ready.wait(START_SECONDS) or self._failures:
+            raise ConfigurationError(
+                f"The embedded worker did not start: {self._failures or 'it did not answer in time'}"
+            )
+
+    def _serve(self) -> None:
+        try:
+            name = f"embedded@{threading.get_ident()}"
+            worker = self._worker(name)
+            trace.setup_worker_optimizations(self._think.app, name)
+            worker.start()
+            if worker.exitcode:
+                self._failures.append(SystemExit(worker.exitcode))
+        except BaseException as error:
+            self._failures.append(error)
+        finally:
+            self._ready.set()
+
+    def _worker(self, name: str) -> Any:
+        # Not celery.apps.worker.Worker: that one takes over signals, the root logger and standard output.
+        return WorkController(
+            app=self._think.app,
+            pool_cls="threads",
+            concurrency=self._concurrency,
+            hostname=name,
+            without_mingle=True,
+            without_gossip=True,
+            ready_callback=lambda _: self._ready.set(),
+        )
+
+    def stop(self) -> None:
+        """Hand over what is in hand, and end."""
+        self._think.runtime.stopping.abort("the process ends")
         state.should_stop = 0  # type: ignore[assignment,unused-ignore]
-        thread.join(timeout=30)
-        state.should_stop = None
-        rt.close()
+        try:
+            if self._thread.ident is not None:
+                self._thread.join(timeout=STOP_SECONDS)
+        finally:
+            state.should_stop = None
+            if self._default is not None:
+                self._default.set_default()
+            self._think.close()

@@ -9,6 +9,7 @@ from celery import bootsteps
 from think_celery.domain import tick
 from think_celery.errors import ConfigurationError
 from think_celery.runtime import Runtime
+from think_celery.tasks import set_limits
 
 logger = logging.getLogger("think_celery.worker")
 
@@ -16,7 +17,7 @@ TICK_SECONDS = 1.0
 
 
 class Ticker:
-    """Makes a pass once a second in a thread of its own, until stopped."""
+    """Makes a pass once a second in a thread of its own, the first one at once, until stopped."""
 
     def __init__(self, rt: Runtime) -> None:
         self._rt, self._stop = rt, threading.Event()
@@ -29,12 +30,13 @@ class Ticker:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
+        while not self._stop.is_set():
             try:
                 tick.run(self._rt)
             except Exception:
                 # The database may be away for a while. The next pass looks again.
                 logger.exception("a tick failed; the next one tries again")
+            self._stop.wait(TICK_SECONDS)
 
     def stop(self) -> None:
         """End, and wait for the pass in hand."""
@@ -44,25 +46,31 @@ class Ticker:
 
 
 class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
-    """Added to the worker of each app that ``ThinkCelery`` wires."""
+    """Added to the worker of each app that ``ThinkCelery`` wires. It stops before the pool does."""
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
+        """Check that this worker can serve, before it has started anything.
+
+        Raises:
+            ConfigurationError: It has a broker in memory, and would fork.
+            InvalidSetting: A setting is unknown or unfit.
+        """
         super().__init__(parent, **kwargs)
         self._ticker: Ticker | None = None
-
-    def start(self, parent: Any) -> None:
-        """Check that this worker can serve, then tick."""
-        rt: Runtime = parent.app.think.runtime
-        in_memory = parent.app.connection_for_write().transport_cls == "memory"
         pool = getattr(parent.pool_cls, "__module__", str(parent.pool_cls))
-        if in_memory and "prefork" in pool:
+        if _in_memory(parent) and "prefork" in pool:
             raise ConfigurationError(
                 "The broker memory:// lives in one process, and the prefork pool forks others. Start the worker with "
                 "--pool threads, or set CELERY_BROKER_URL to a broker such as redis://localhost:6379/0."
             )
-        if in_memory:
+        set_limits(parent.app, parent.app.think.runtime.settings)
+
+    def start(self, parent: Any) -> None:
+        """Tick."""
+        rt: Runtime = parent.app.think.runtime
+        if _in_memory(parent):
             tick.knock_now(rt)  # what an earlier process had in its memory is gone
         self._ticker = Ticker(rt)
         self._ticker.start()
@@ -71,3 +79,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         """Stop ticking."""
         if self._ticker is not None:
             self._ticker.stop()
+
+
+def _in_memory(parent: Any) -> bool:
+    return str(parent.app.connection_for_write().transport_cls) == "memory"
