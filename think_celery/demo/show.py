@@ -69,7 +69,7 @@ class Screen:
         )
         rows = Table.grid(padding=(0, 1))
         room = max(self.console.height - 4, 3)
-        shown = self._most_interesting(standing, room)
+        shown = most_interesting(standing, room)
         width = max((len(name) for name in shown), default=0)
         rows.add_column(width=2)
         rows.add_column(width=min(width, 24), no_wrap=True)
@@ -88,21 +88,6 @@ class Screen:
         if self.console.encoding.lower() not in ("utf-8", "utf8"):
             mark = _PLAIN.get(mark, mark)
         return Text(mark, style=STYLES[phase])
-
-    @staticmethod
-    def _most_interesting(standing: Mapping[str, Standing], room: int) -> list[str]:
-        """As many as there is room for, in their order; those at work come first, those that ended last."""
-        if len(standing) <= room:
-            return list(standing)
-        order = [Phase.WAITING, Phase.WORKING, Phase.QUEUED]
-        by_rank = sorted(
-            standing,
-            key=lambda name: (
-                order.index(standing[name].phase) if standing[name].phase in order else len(order)
-            ),
-        )
-        chosen = set(by_rank[:room])
-        return [name for name in standing if name in chosen]
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -124,6 +109,19 @@ class Screen:
         finally:
             if self._live is not None:
                 self._live.start()
+
+
+def most_interesting(standing: Mapping[str, Standing], room: int) -> list[str]:
+    """As many as there is room for, in their order; those at work come first, those that ended last."""
+    if len(standing) <= room:
+        return list(standing)
+    order = [Phase.WAITING, Phase.WORKING, Phase.QUEUED]
+    by_rank = sorted(
+        standing,
+        key=lambda name: order.index(standing[name].phase) if standing[name].phase in order else len(order),
+    )
+    chosen = set(by_rank[:room])
+    return [name for name in standing if name in chosen]
 
 
 def _flat(text: str) -> str:
