@@ -12,6 +12,7 @@ from think_celery import errors
 from think_celery.settings import Settings
 
 SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+TESTING = ROOT / "docs" / "howto" / "testing.md"
 ERRORS = ROOT / "docs" / "errors.md"
 FEATURES = ROOT / "docs" / "reference" / "features.md"
 
@@ -105,6 +106,16 @@ class TestErrors:
             if not re.search(r"\*\*What happened\.\*\* \S[^*]*\n\*\*What to do\.\*\* \S", told[name])
         ]
         assert wrong == []
+
+
+def test_the_points_where_a_test_can_kill_a_worker_are_real():
+    """`crash_at` with a name that no code reaches would test nothing."""
+    listed = [row[0] for row in table_of(TESTING.read_text(), "point")]
+    points = [point for cell in listed for point in re.findall(r"`([\w:-]+)`", cell)]
+    source = "".join(path.read_text() for path in (ROOT / "think_celery").rglob("*.py"))
+
+    assert len(points) > 10
+    assert [p for p in points if f'"{p.replace("NAME", "{asked.ref.step}")}"' not in source] == []
 
 
 class TestFeatures:
