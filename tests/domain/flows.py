@@ -7,7 +7,7 @@ from typing import Any
 
 from think_celery.agent import Think
 from think_celery.clock import SystemClock
-from think_celery.domain import workflows
+from think_celery.domain import recovery, workflows
 from think_celery.domain.outcomes import Outcome
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -15,7 +15,7 @@ from think_celery.ids import WorkflowRef
 from think_celery.protocols import Knock
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
-from think_celery.store import events, steps
+from think_celery.store import events, processes, steps
 from think_celery.store.database import Database
 from think_celery.testing import ThinkTest
 from think_celery.workflow import ThinkWorkflow
@@ -103,6 +103,14 @@ def begin(t: ThinkTest, run: Callable[..., Any], params: Any = None, **options: 
     handle = start(t.rt, run, params, **options)
     t.run_until_idle()
     return handle
+
+
+def worker_dies(t: ThinkTest) -> None:
+    """This process's end is proven, and the sweep of another frees what it held."""
+    dead = t.rt.monitor.forget_process()
+    assert dead is not None
+    t.rt.db.transact(lambda tx: processes.declare_dead(tx, dead, known=True))
+    recovery.sweep(t.rt, 100)
 
 
 @contextmanager

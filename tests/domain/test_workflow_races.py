@@ -291,7 +291,7 @@ def test_a_prompts_end_and_its_deadline(live: Runtime):
             workflows.wake_due(live, 10)
 
     def turn(number: int) -> None:
-        workflow, agent = flows[number]
+        _, agent = flows[number]
         key = f"think-workflow:Flow:w{number}:p"
         for _ in range(400):
             row = submissions.get_by_key(live, agent.ref, key)
