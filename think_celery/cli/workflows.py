@@ -23,8 +23,6 @@ from think_celery.states import WorkflowStatus
 from think_celery.store import steps
 from think_celery.store import workflows as rows_of
 
-MAX_PAGE = 1000
-
 
 @click.group(cls=Group)
 def workflows() -> None:
@@ -41,7 +39,7 @@ def workflow_option(command: Any) -> Any:
 @workflows.command("list")
 @click.option("--status", type=click.Choice(list(WorkflowStatus)), multiple=True, help="May be given again.")
 @click.option("--workflow", metavar="NAME", help="Only this class's.")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, domain.MAX_PAGE), default=50, show_default=True)
 @app_options
 @json_option
 def list_(

@@ -1,7 +1,7 @@
 """Start workflows, send them events, look at them, resume them; and what the tick does for them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ __all__ = [
     "WorkflowEvent",
     "adopt_early",
     "advance",
+    "find",
     "get",
     "knock_missed",
     "output",
@@ -40,6 +41,7 @@ logger = logging.getLogger("think_celery.workflows")
 Item = TypeVar("Item")
 
 RESERVED = "think-"
+MAX_PAGE = 1000
 EARLY_KEPT = timedelta(hours=24)
 """How long an event waits for a workflow that does not exist yet."""
 
@@ -211,6 +213,27 @@ def _send_later(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, d
 def get(rt: "Runtime", ref: WorkflowRef) -> Any:
     """The row of a workflow, or ``None``."""
     return rt.db.look(lambda tx: workflows.get(tx, ref.key))
+
+
+def find(
+    rt: "Runtime",
+    *,
+    status: str | Sequence[str] | None = None,
+    workflow: str | None = None,
+    limit: int = 100,
+) -> list[Any]:
+    """Rows of workflows, newest first.
+
+    Raises:
+        ValueError: A status is none, or *limit* is not between 1 and 1000.
+    """
+    if not 1 <= limit <= MAX_PAGE:
+        raise ValueError(f"limit={limit}: it must be between 1 and {MAX_PAGE}.")
+    statuses = [status] if isinstance(status, str) else status
+    for name in statuses or ():
+        if name not in list(WorkflowStatus):
+            raise ValueError(f"status={name!r} is none of {', '.join(WorkflowStatus)}.")
+    return list(rt.db.look(lambda tx: workflows.find(tx, statuses=statuses, workflow=workflow, limit=limit)))
 
 
 def output(rt: "Runtime", ref: WorkflowRef) -> Any:

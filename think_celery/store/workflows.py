@@ -75,6 +75,18 @@ def by_id(tx: Tx, workflow_id: str) -> Sequence[Row[Any]]:
     return tx.execute(statement.order_by(workflows.c.workflow)).all()
 
 
+def find(
+    tx: Tx, *, statuses: Sequence[str] | None = None, workflow: str | None = None, limit: int = 100
+) -> Sequence[Row[Any]]:
+    """Workflows, newest first."""
+    statement = select(workflows).order_by(workflows.c.created_at.desc(), workflows.c.key).limit(limit)
+    if statuses is not None:
+        statement = statement.where(workflows.c.status.in_(statuses))
+    if workflow is not None:
+        statement = statement.where(workflows.c.workflow == workflow)
+    return tx.execute(statement).all()
+
+
 # --- what a holder does ---------------------------------------------------------------------------
 
 
