@@ -1,7 +1,7 @@
 """What listeners see of a turn while it happens, and how they follow it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,16 +78,22 @@ def listen(rt: "Runtime", agent: AgentRef, submission_id: str | None = None) -> 
         row = rt.db.read(lambda tx: submissions.get(tx, submission_id))
         if row is None or row.agent_id != agent.id:
             raise SubmissionNotFound(submission_id)
-    return _follow(rt, agent, submission_id, rt.events.head(agent.id))
+    cursor = rt.events.head(agent.id)
+    ended = None if submission_id is None else _ended(rt, submission_id)
+    stored = list(_snapshot(rt, agent, submission_id))  # after the look at its end: then it is whole
+    if ended is not None:
+        return iter([*stored, ended])
+    return _follow(rt, agent, submission_id, cursor, stored)
 
 
-def _follow(rt: "Runtime", agent: AgentRef, submission_id: str | None, cursor: Cursor) -> Iterator[LiveEvent]:
+def _follow(
+    rt: "Runtime", agent: AgentRef, submission_id: str | None, cursor: Cursor, stored: Sequence[LiveEvent]
+) -> Iterator[LiveEvent]:
+    yield from stored
     seen = _Seen()
     heard: dict[str, float] = {}  # of each turn that has not ended: when it was heard of last
     if submission_id is not None:
-        heard[submission_id] = float("-inf")
-    else:
-        yield from _snapshot(rt, agent, None)
+        heard[submission_id] = rt.clock.elapsed()
     while True:
         for overdue in [each for each, at in heard.items() if rt.clock.elapsed() - at >= SILENCE_SECONDS]:
             first = heard[overdue] == float("-inf")
