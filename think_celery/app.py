@@ -12,7 +12,7 @@ from think_celery.clock import SystemClock
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.publishing import Publisher
-from think_celery.runtime import Runtime, set_current
+from think_celery.runtime import Runtime, current, set_current
 from think_celery.settings import Settings
 from think_celery.store import migrate
 from think_celery.store.database import Database
@@ -95,8 +95,13 @@ class ThinkCelery:
         It exists once you commit, and never if you roll back; the id is known at once. Nothing is committed,
         rolled back or flushed for you. The work begins right after the commit of a ``Session``, and within
         two seconds and a tick after that of a bare ``Connection``.
+
+        Joined is the database that agents of this process use now: in ``think_test``, the test's.
+
+        Raises:
+            CannotJoin: The transaction is in another database, or there is none to join.
         """
-        return joined(self.runtime.db, session_or_connection)
+        return joined(current().db, session_or_connection)
 
     def _import_classes(self, **_: Any) -> None:
         for module in self.runtime.settings.imports:
