@@ -205,7 +205,8 @@ def let_go(rt: "Runtime", lease: Lease) -> None:
         row = None if running is None else submissions.lock(tx, running.id)
         if row is not None:
             error = TurnTimeout(rt.settings.turn_timeout_seconds)
-            lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type="TurnTimeout", error=str(error))
+            name, ended = type(error).__name__, SubmissionStatus.ERROR
+            lines.end(rt, tx, row, ended, error_type=name, error=str(error), holding=True)
         message_rows.settle_all(tx, lease.key)
         lines.expect_next(rt, tx, lease.key)
 

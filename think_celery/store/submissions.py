@@ -110,10 +110,13 @@ def _head_id(agent_id: str) -> ColumnElement[str]:
     running = select(submissions.c.id).where(
         submissions.c.agent_id == agent_id, submissions.c.status == SubmissionStatus.RUNNING
     )
+    # Between "pending" and "pending": with an equals sign PostgreSQL may walk the whole table by number, for it
+    # takes an agent of whom much waits to be met soon.
+    status = submissions.c.status
     pending = (
         select(submissions.c.id)
-        .where(submissions.c.agent_id == agent_id, submissions.c.status == SubmissionStatus.PENDING)
-        .order_by(submissions.c.seq)
+        .where(submissions.c.agent_id == agent_id, status.between(*[SubmissionStatus.PENDING.value] * 2))
+        .order_by(status, submissions.c.seq)
         .limit(1)
     )
     return func.coalesce(running.limit(1).scalar_subquery(), pending.scalar_subquery())

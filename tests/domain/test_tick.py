@@ -1,0 +1,380 @@
+"""The tick: admitted once a second, it knocks again for what seems lost, and costs little where much waits."""
+
+import logging
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from sqlalchemy import event, select, text, update
+
+from tests.domain.crowd import (
+    Clerk,
+    at_once,
+    broken,
+    change,
+    echo,
+    in_processes,
+    row,
+    said,
+    workers,
+)
+from think_celery.domain import recovery, submissions, tick
+from think_celery.store import processes, tables
+from think_celery.store import submissions as rows
+from think_celery.testing import think_test
+
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def model(request):
+    """Every agent repeats what it is told."""
+    if "t" in request.fixturenames:
+        request.getfixturevalue("t").use_model(echo())
+
+
+def submit(*names, agent="a"):
+    for name in names:
+        Clerk(agent).submit_messages(name, submission_id=name)
+
+
+def knocked(t):
+    """The submissions that were knocked for since the last look."""
+    names = [knock.task_id for knock in t._knocks]
+    t.lose_messages()
+    return names
+
+
+def pass_on(t, seconds=1.0):
+    t.clock.advance(timedelta(seconds=seconds))
+    tick.work(t.rt)
+
+
+class TestAdmission:
+    def test_of_many_threads_one_is_admitted(self, t):
+        """engine §5: once a second per database and kind; the kinds don't count for each other."""
+
+        def admit(kind):
+            return t.rt.db.transact(lambda tx: processes.admit(tx, kind, SECOND))
+
+        first = at_once(8, lambda _: admit("work"))
+        other = at_once(8, lambda _: admit("leases"))
+        t.clock.advance(timedelta(seconds=0.999))
+        early = admit("work")
+        t.clock.advance(timedelta(seconds=0.001))
+        later = at_once(8, lambda _: admit("work"))
+
+        assert (sum(first), sum(other), early, sum(later)) == (1, 1, False, 1)
+
+    def test_of_many_processes_one_is_admitted(self, database_url):
+        """engine §5: eight workers tick at once, by the database's clock; one of them makes the pass."""
+
+        def ticks(number, ready):
+            with workers(database_url) as rt:
+                ready()
+                return rt.db.transact(lambda tx: processes.admit(tx, "work", SECOND))
+
+        assert sum(in_processes(8, ticks)) == 1
+
+    def test_a_failing_kind_hides_no_other(self, t, monkeypatch, caplog):
+        """engine §5: whatever goes wrong with leases, heads are knocked for, and so on for every kind."""
+        caplog.set_level(logging.CRITICAL)
+        submit("one")
+        t.lose_messages()
+        t.clock.advance(timedelta(seconds=3))
+
+        def fails(rt, limit):
+            raise ConnectionError("away")
+
+        monkeypatch.setattr(recovery, "sweep", fails)
+        monkeypatch.setitem(tick.KINDS, "due workflows", fails)
+        monkeypatch.setitem(tick.KINDS, "live log", fails)
+
+        tick.run(t.rt)
+
+        assert knocked(t) == ["one"]
+
+
+class TestMissedKnocks:
+    def test_the_distance_doubles(self, t):
+        """engine §4: 2 s after the row, then 2, 4, 8 … 256 s and at last 5 minutes after the knock before."""
+        submit("one")
+        t.lose_messages()
+        at = [t.clock.now()]
+        for _ in range(12):
+            t.clock.advance(row(t.rt, "one").knock_at - t.clock.now() - SECOND)
+            tick.work(t.rt)
+            early = knocked(t)
+            pass_on(t)
+            assert (early, knocked(t)) == ([], ["one"])
+            at.append(t.clock.now())
+
+        gaps = [(later - earlier) // SECOND for earlier, later in pairwise(at)]
+        assert gaps == [2, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+
+    def test_however_often_it_was_lost(self, t):
+        """A head that was knocked for a thousand times is knocked for again; no number is too large."""
+        submit("one")
+        t.lose_messages()
+        change(t.rt, update(tables.submissions).values(knocks=1000))
+
+        pass_on(t, 3)
+
+        assert knocked(t) == ["one"]
+        assert row(t.rt, "one").knock_at == t.clock.now() + tick.LONGEST_AGAIN
+
+    def test_what_stands_behind_a_head_costs_one_look(self, t):
+        """engine §4, P16: it gets no ``knock_at`` any more until it is the head; then it is knocked for."""
+        submit("one", "two", "three")
+        t.lose_messages()
+        pass_on(t, 3)
+
+        assert knocked(t) == ["one"]
+        assert [row(t.rt, name).knock_at is None for name in ("one", "two", "three")] == [False, True, True]
+
+        Clerk("a").cancel_submission("one")
+        t.lose_messages()
+        pass_on(t, 3)
+        assert knocked(t) == ["two"]
+
+    def test_one_that_became_the_head_meanwhile_is_not_forgotten(self, t):
+        """engine §4: null is set only where nobody has set another time since the look."""
+        submit("one", "two")
+        t.clock.advance(timedelta(seconds=3))
+        seen = t.rt.db.read(lambda tx: rows.missed(tx, 500))
+        Clerk("a").cancel_submission("one")
+
+        changed = t.rt.db.transact(lambda tx: rows.expect_none(tx, ["two"], max(r.knock_at for r in seen)))
+        again = t.rt.db.transact(lambda tx: rows.knock_again(tx, "two", seen[1].knock_at, SECOND, 1))
+
+        assert (changed, again) == (0, False)
+        assert row(t.rt, "two").knock_at == t.clock.now() + timedelta(seconds=2)
+
+    def test_of_eight_that_find_a_head_one_knocks(self, t):
+        """engine §5: passes that overlap knock once for a row."""
+        submit("one")
+        t.lose_messages()
+        t.clock.advance(timedelta(seconds=3))
+
+        at_once(8, lambda _: tick.knock_missed_heads(t.rt, 500))
+
+        assert knocked(t) == ["one"]
+
+    def test_no_knock_while_the_line_is_held(self, t):
+        """engine §4: a cancelled turn's worker still has the line; its end knocks, and the tick need not."""
+        submit("one", "two")
+        submissions.claim(t.rt, "one")
+        Clerk("a").cancel_submission("one")
+        t.lose_messages()
+
+        pass_on(t, 3)
+
+        assert knocked(t) == []
+        assert row(t.rt, "two").knock_at > t.clock.now()
+
+    def test_an_agent_whose_rows_fail_hides_no_other(self, t, caplog):
+        """engine §5: it is put off with a growing distance, or left where even that fails."""
+        caplog.set_level(logging.CRITICAL)
+        submit("bad")
+        submit("good", agent="b")
+        t.lose_messages()
+        t.clock.advance(timedelta(seconds=3))
+
+        with broken(t.rt, "think_submissions", "NEW.id = 'bad'"):
+            tick.work(t.rt)
+            first = knocked(t)
+        pass_on(t)
+
+        assert (first, knocked(t)) == (["good"], ["bad"])
+
+    def test_a_failing_look_puts_the_row_off(self, t, monkeypatch, caplog):
+        """engine §5: the row that could not be looked after comes again later, not in every pass."""
+        caplog.set_level(logging.CRITICAL)
+        submit("bad")
+        t.lose_messages()
+
+        def fails(tx, agent_id):
+            raise ValueError("a row that nobody can read")
+
+        monkeypatch.setattr(rows, "head", fails)
+        pass_on(t, 3)
+
+        assert row(t.rt, "bad").knock_at == t.clock.now() + timedelta(seconds=2)
+        assert row(t.rt, "bad").knocks == 1
+
+
+class TestNewBroker:
+    def test_every_free_head_is_knocked_with_the_next_pass(self, t):
+        """engine §4: the broker lost all it had; nobody waits for a distance that had grown to minutes."""
+        submit("held", agent="h")
+        submissions.claim(t.rt, "held")
+        submit("behind", agent="h")
+        submit("one", "two")
+        submit("far", agent="f")
+        change(
+            t.rt, update(tables.submissions).values(knock_at=t.clock.now() + timedelta(minutes=5), knocks=9)
+        )
+        later = {"not_before": t.clock.now() + timedelta(minutes=1)}
+        change(t.rt, update(tables.submissions).where(tables.submissions.c.id == "far").values(later))
+        t.lose_messages()
+
+        tick.knock_now(t.rt)
+        tick.work(t.rt)
+
+        assert knocked(t) == ["one"]
+        assert row(t.rt, "one").knocks == 1
+        assert row(t.rt, "two").knocks == 9
+
+    def test_a_running_one_without_worker_too(self, t):
+        """engine §4: one that was freed after a crash waits for its knock as any head does."""
+        submit("one", "two")
+        submissions.claim(t.rt, "one")
+        change(t.rt, update(tables.lines).values(process_id=None))
+        t.lose_messages()
+
+        tick.knock_now(t.rt)
+        tick.work(t.rt)
+
+        assert "one" in knocked(t)
+
+
+# --- much that waits ------------------------------------------------------------------------------
+
+MANY = """
+    INSERT INTO think_submissions
+        (id, agent_id, agent_class, agent_name, kind, status, epoch, fingerprint, created_at, knock_at)
+    SELECT {ids} || n, {agent}, 'Clerk', 'x', 'submit', 'pending', 0, 'f', 0, {knock_at}
+    FROM (WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})
+          SELECT n FROM numbers) AS numbers
+"""
+FAR = 2**60
+
+
+def fill(rt, count, *, agent, knock_at, ids="'s'"):
+    change(rt, text(MANY.format(count=count, agent=agent, knock_at=knock_at, ids=ids)))
+    if rt.db.engine.dialect.name == "postgresql":
+        with rt.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            conn.exec_driver_sql("VACUUM ANALYZE think_submissions")
+
+
+@contextmanager
+def statements(rt):
+    seen = []
+
+    def note(conn, cursor, statement, *rest):
+        seen.append(statement)
+
+    event.listen(rt.db.engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(rt.db.engine, "before_cursor_execute", note)
+
+
+def plan(t, statement):
+    """How the database would find the rows."""
+    compiled = statement.compile(t.rt.db.engine, compile_kwargs={"literal_binds": True})
+    explain = "EXPLAIN" if t.rt.db.engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+    found = t.rt.db.read(lambda tx: tx.conn.exec_driver_sql(f"{explain} {compiled}".replace("%", "%%")).all())
+    return "\n".join(str(line) for line in found)
+
+
+def asked(rt, call):
+    """The SELECT that a store function runs."""
+    seen = []
+
+    class Spy:
+        clock = rt.clock
+
+        def __init__(self, tx):
+            self.now, self._tx = tx.now, tx
+
+        def execute(self, statement):
+            seen.append(statement)
+            return self._tx.execute(statement)
+
+    rt.db.read(lambda tx: call(Spy(tx)))
+    return seen[0]
+
+
+@pytest.fixture
+def many(database_url):
+    """A hundred thousand rows on PostgreSQL; on SQLite fewer, for its plans don't depend on their number."""
+    return 100_000 if database_url.startswith("postgresql") else 2_000
+
+
+@pytest.mark.parametrize("crowd", ["one agent", "as many agents"])
+def test_much_that_waits_costs_a_pass_nothing(t, many, crowd):
+    """P16: a pass looks at what is due, by index: its statements and plans are the same as with an empty table."""
+    if crowd == "one agent":  # and its rows are the last of all
+        fill(t.rt, many // 2, agent="'a' || n", knock_at=FAR, ids="'a'")
+        fill(t.rt, many // 2, agent="'x'", knock_at="NULL")
+    else:
+        fill(t.rt, many, agent="'a' || n", knock_at=FAR)
+    submit("mine")
+    t.lose_messages()
+    t.clock.advance(timedelta(seconds=3))
+
+    with statements(t.rt) as seen:
+        tick.work(t.rt)
+
+    assert knocked(t) == ["mine"]
+    assert len(seen) < 30
+    for call, index in (
+        (lambda tx: rows.missed(tx, 500), "ix_think_submissions_knock"),
+        (lambda tx: rows.head(tx, "x"), "ix_think_submissions_agent"),
+    ):
+        found = plan(t, asked(t.rt, call))
+        assert index in found
+        assert "Seq Scan on think_submissions" not in found
+        assert "SCAN think_submissions\n" not in found
+
+
+def test_a_crowd_behind_one_head_is_looked_at_once(t, many):
+    """P16: rows behind a head are seen to in batches, a few statements each, and never again."""
+    count = min(many, 2_000)
+    fill(t.rt, count, agent="'x'", knock_at=0)
+
+    with statements(t.rt) as first:
+        tick.knock_missed_heads(t.rt, 500)
+    with statements(t.rt) as second:
+        tick.knock_missed_heads(t.rt, 500)
+
+    expecting = tables.submissions.c.knock_at.is_not(None)
+    left = t.rt.db.read(
+        lambda tx: tx.execute(select(tables.submissions.c.id).where(expecting)).scalars().all()
+    )
+    assert (left, knocked(t)) == (["s1"], ["s1"])
+    assert len(first) < 10 * count / 500
+    assert len(second) < 5
+
+
+def test_a_pass_ends_when_its_time_is_over(database_url, monkeypatch):
+    """engine §5: a kind of work takes 200 ms or 500 rows; what is left comes in the next pass."""
+    with think_test(echo(), database_url=database_url) as t:
+        for number in range(5):
+            submit(f"s{number}", agent=f"a{number}")
+        t.lose_messages()
+        t.clock.advance(timedelta(seconds=3))
+        right = t.rt.knock
+
+        def slow(knock):
+            right(knock)
+            t.clock.advance(timedelta(seconds=0.15))
+
+        t.rt.knock = slow
+        tick.knock_missed_heads(t.rt, 500)
+        first = len(knocked(t))
+        tick.knock_missed_heads(t.rt, 500)
+
+        assert (first, len(knocked(t))) == (2, 2)
+
+
+def test_everything_runs_in_the_end(t):
+    """R1: what the tick finds runs, and each end finds the next; nothing of four agents' turns is left."""
+    for number in range(20):
+        submit(f"s{number}", agent=f"a{number % 4}")
+    t.lose_messages()
+
+    t.skip(3)
+
+    assert [len(said(Clerk(f"a{number}"))) for number in range(4)] == [5] * 4
