@@ -1,0 +1,89 @@
+"""Workflow runs as their users see them: looked up by id, with what they returned."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from think_celery import serialization
+from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFound
+from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.states import WorkflowStatus
+from think_celery.store import workflows
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkflowRun:
+    """A workflow as it stood when it was read.
+
+    ``run`` counts from 1. ``status`` ``paused`` with an ``error`` means: it stopped, and can be resumed.
+    ``error`` is the text of what ended or stopped it.
+    """
+
+    workflow: str
+    workflow_id: str
+    run: int
+    version: str
+    agent: AgentRef
+    status: WorkflowStatus
+    metadata: dict[str, Any] | None
+    error_type: str | None
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    _output: str | None = field(repr=False)
+
+    @property
+    def output(self) -> Any:
+        """What ``run`` returned.
+
+        Raises:
+            WorkflowError: The workflow is not complete; the text says how it stands.
+        """
+        if self.status is not WorkflowStatus.COMPLETE or self._output is None:
+            why = "" if self.error_type is None else f": {self.error_type}: {self.error}"
+            raise WorkflowError(f"{self} is {self.status}, so it has no output{why}")
+        return serialization.loads(self._output)
+
+    def __str__(self) -> str:
+        return str(WorkflowRef(self.workflow, self.workflow_id))
+
+
+def find_row(rt: "Runtime", workflow_id: str, workflow: Any = None) -> Any:
+    """The row of the workflow of that id, of whatever class it is unless *workflow* says it.
+
+    Raises:
+        WorkflowNotFound: There is none.
+        AmbiguousWorkflow: Several classes have one.
+    """
+    name = workflow if workflow is None or isinstance(workflow, str) else workflow.workflow_name
+    rows = rt.db.look(lambda tx: workflows.by_id(tx, workflow_id))
+    found = [row for row in rows if name in (None, row.workflow)]
+    if not found:
+        raise WorkflowNotFound(workflow_id, name)
+    if len(found) > 1:
+        raise AmbiguousWorkflow(workflow_id, sorted(row.workflow for row in found))
+    return found[0]
+
+
+def look_up(rt: "Runtime", workflow_id: str, workflow: Any = None) -> WorkflowRun:
+    """The workflow of that id, as it stands now. Raises what :func:`find_row` raises."""
+    row = find_row(rt, workflow_id, workflow)
+    return WorkflowRun(
+        workflow=row.workflow,
+        workflow_id=row.workflow_id,
+        run=row.run,
+        version=row.version,
+        agent=AgentRef(row.agent_class, row.agent_name),
+        status=WorkflowStatus(row.status),
+        metadata=row.metadata,
+        error_type=row.error_type,
+        error=row.error,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        completed_at=row.completed_at,
+        _output=row.output,
+    )
