@@ -2,6 +2,7 @@
 
 import json
 import os
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -80,16 +81,21 @@ def celery_app(name: str) -> Celery:
     """
     try:
         found = find_app(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)
-        reason = "there is no such module" if missing else f"{type(error).__name__}: {error}"
+    except Exception as error:  # whatever the user's module raises while it is imported
         raise Unusable(
-            f"--app {name}: the Celery app can't be loaded: {reason}. Name a module that can be imported from "
-            "here and holds a Celery app, such as proj.app or proj.celery:app."
+            f"--app {name}: the Celery app can't be loaded: {_reason(name, error)}. Name a module that can be "
+            "imported from here and holds a Celery app, such as proj.app or proj.celery:app."
         ) from error
     if not isinstance(found, Celery):
         raise Unusable(f"--app {name}: that is {type(found).__name__}, not a Celery app.")
     return found
+
+
+def _reason(name: str, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
+        return "there is no such module"
+    raised_in = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({raised_in.filename}, line {raised_in.lineno})"
 
 
 def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
@@ -102,14 +108,41 @@ def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
     if database_url is not None:
         celery.conf["think_database_url"] = database_url
     think = ThinkCelery(celery)
+    settings = think.runtime.settings
+    if database_url is not None and settings.database_url != database_url:
+        raise Unusable(
+            f"--database-url: importing {app} has opened another database already. Set think_database_url or "
+            "THINK_DATABASE_URL instead."
+        )
     if app is not None:
         celery.loader.import_default_modules()  # and with them those of think_imports
     return think
 
 
 def runtime_of(app: str | None, database_url: str | None) -> Runtime:
-    """The runtime of :func:`think_of`."""
-    return think_of(app, database_url).runtime
+    """The runtime of :func:`think_of`, to look into a database that is there."""
+    return look_into(think_of(app, database_url))
+
+
+def look_into(think: ThinkCelery) -> Runtime:
+    """The runtime of *think*, whose database is there.
+
+    Raises:
+        Unusable: The SQLite file is not there; using it would make an empty one.
+    """
+    rt = think.runtime
+    if missing := missing_file(rt.db.url):
+        raise Unusable(
+            f"There is no database {missing}. Name yours with --database-url or --app, or make one: "
+            "think-celery db upgrade"
+        )
+    return rt
+
+
+def missing_file(url: Any) -> str | None:
+    """The path of a SQLite database that is not there."""
+    path = url.database if url.get_backend_name() == "sqlite" else None
+    return path if path and not path.startswith("file:") and not os.path.exists(path) else None
 
 
 # --- printing -------------------------------------------------------------------------------------

@@ -1,10 +1,18 @@
 """``think-celery db`` and ``think-celery tick``."""
 
-import os
-
 import click
 
-from think_celery.cli.common import Failure, Group, app_options, json_option, print_json, runtime_of, think_of
+from think_celery.cli.common import (
+    Failure,
+    Group,
+    Unusable,
+    app_options,
+    json_option,
+    look_into,
+    missing_file,
+    print_json,
+    think_of,
+)
 from think_celery.clock import SystemClock
 from think_celery.domain import tick as ticks
 from think_celery.store import migrate
@@ -20,7 +28,7 @@ def db() -> None:
 @app_options
 def upgrade(app: str | None, database_url: str | None) -> None:
     """Bring the schema to the version that this package needs. Any number of processes may do so at once."""
-    url = runtime_of(app, database_url).db.url
+    url = think_of(app, database_url).runtime.db.url
     migrate.upgrade(url)
     click.echo(f"{url.render_as_string(hide_password=True)} is at version {migrate.head()}.")
 
@@ -31,7 +39,7 @@ def upgrade(app: str | None, database_url: str | None) -> None:
 @click.pass_context
 def current(ctx: click.Context, app: str | None, database_url: str | None, as_json: bool) -> None:
     """Show the schema's version; exits with 1 if it is too old."""
-    found, needed = _version(runtime_of(app, database_url).db), migrate.head()
+    found, needed = _version(think_of(app, database_url).runtime.db), migrate.head()
     enough = found is not None and found >= needed
     if as_json:
         print_json({"version": found, "needed": needed, "up_to_date": enough})
@@ -43,8 +51,7 @@ def current(ctx: click.Context, app: str | None, database_url: str | None, as_js
 
 def _version(database: Database) -> str | None:
     """The schema's version. Looked up on a fresh engine, for the runtime's own would migrate SQLite first."""
-    path = database.url.database if database.url.get_backend_name() == "sqlite" else None
-    if path is not None and not path.startswith("file:") and not os.path.exists(path):
+    if missing_file(database.url):
         return None  # connecting would make the file
     plain = Database(database.url, SystemClock())
     try:
@@ -59,7 +66,13 @@ def _version(database: Database) -> str | None:
 def tick(app: str | None, database_url: str | None, as_json: bool) -> None:
     """Look once after what is due or lost, and knock for it. Workers do this by themselves each second."""
     think = think_of(app, database_url)
-    rows = ticks.run(think.runtime)
+    rt = look_into(think)
+    if think.app.connection_for_write().transport_cls == "memory":
+        raise Unusable(
+            "A tick knocks for work through the broker, and memory:// ends with this command. Name your app with "
+            "--app, or set CELERY_BROKER_URL."
+        )
+    rows = ticks.run(rt)
     if as_json:
         print_json({"rows": rows})
     else:

@@ -29,7 +29,10 @@ def submissions() -> None:
 
 @submissions.command("list")
 @click.option(
-    "--status", type=click.Choice(list(SubmissionStatus)), multiple=True, help="May be given again."
+    "--status",
+    type=click.Choice([status.value for status in SubmissionStatus]),
+    multiple=True,
+    help="May be given again.",
 )
 @click.option("--agent", metavar="CLASS:NAME", help="Only this agent's, such as TriageAgent:issue-42.")
 @click.option("--limit", type=click.IntRange(1, domain.MAX_PAGE), default=50, show_default=True)

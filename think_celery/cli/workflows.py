@@ -37,7 +37,12 @@ def workflow_option(command: Any) -> Any:
 
 
 @workflows.command("list")
-@click.option("--status", type=click.Choice(list(WorkflowStatus)), multiple=True, help="May be given again.")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in WorkflowStatus]),
+    multiple=True,
+    help="May be given again.",
+)
 @click.option("--workflow", metavar="NAME", help="Only this class's.")
 @click.option("--limit", type=click.IntRange(1, domain.MAX_PAGE), default=50, show_default=True)
 @app_options
@@ -159,6 +164,11 @@ def _reference(row: Any) -> WorkflowRef:
     return WorkflowRef(row.workflow, row.workflow_id)
 
 
+def _value(stored: str | None) -> Any:
+    """A stored value as the JSON that it is; its classes may not be known here."""
+    return None if stored is None else json.loads(stored)
+
+
 def _as_dict(row: Any) -> dict[str, Any]:
     return {
         "workflow": row.workflow,
@@ -171,7 +181,8 @@ def _as_dict(row: Any) -> dict[str, Any]:
         "metadata": row.metadata,
         "attempts": row.attempts,
         "wake_at": row.wake_at,
-        "output": row.output,
+        "params": _value(row.params),
+        "output": _value(row.output),
         "error_type": row.error_type,
         "error": row.error,
         "created_at": row.created_at,
