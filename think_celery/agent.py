@@ -16,7 +16,7 @@ from think_celery.messages import Messages, UIMessage
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
 from think_celery.states import SubmissionStatus
-from think_celery.tools import Tool, as_tools, tools_of
+from think_celery.tools import Tool, as_tools, is_tool, tools_of
 
 HOOKS = ("get_model", "get_system_prompt", "get_tools")
 
@@ -100,6 +100,14 @@ def _as_submission(rt: Runtime, row: Any, *, accepted: bool = False, same_payloa
     )
 
 
+def _refuse_async(cls: type) -> None:
+    for name in sorted({*HOOKS, *vars(cls)}):
+        method = inspect.getattr_static(cls, name)
+        ours = name in HOOKS or any(is_tool(vars(base).get(name)) for base in cls.__mro__)
+        if ours and inspect.iscoroutinefunction(getattr(method, "__func__", method)):
+            raise AsyncNotSupported(f"{cls.__name__}.{name}")
+
+
 class Think:
     """An agent: subclass it, and name one with ``TriageAgent("issue-42")``.
 
@@ -116,9 +124,7 @@ class Think:
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         """Register the class under its own name, or under *name*: the one that rows and Flower carry."""
         super().__init_subclass__(**kwargs)
-        for hook in HOOKS:
-            if inspect.iscoroutinefunction(getattr(cls, hook)):
-                raise AsyncNotSupported(f"{cls.__name__}.{hook}")
+        _refuse_async(cls)
         steps: object = cls.max_steps
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(

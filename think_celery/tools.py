@@ -201,6 +201,11 @@ def tools_of(owner: object) -> list[Tool]:
     return _unique(tools)
 
 
+def is_tool(given: object) -> bool:
+    """Whether ``@tool`` has marked this function or method."""
+    return _mark_of(_plain(given)) is not None
+
+
 def as_tool(given: "Callable[..., Any] | Tool") -> Tool:
     """A function or bound method as a tool, decorated or not; a ``Tool`` is returned as it is.
 
