@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from think_celery.demo.offline import offline_model
 from think_celery.demo.reports import samples
 from think_celery.demo.show import most_interesting
 from think_celery.demo.watch import Phase, Standing
@@ -255,6 +257,50 @@ def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
     assert "H-1 needs approval" in plain
     assert "2 applied." in plain
     assert result(tmp_path / "state", "H-1")["outcome"] == "applied"
+
+
+BEGIN = """
+import think_celery.celery
+from think_celery.demo.agents import TriageAgent
+from think_celery.demo.reports import Report
+
+text = "How can I invite my tax adviser? She should read all invoices and change nothing."
+print(TriageAgent("L-1").triage(Report(report_id="L-1", title="", text=text)))
+"""
+
+
+@pytest.mark.services
+def test_a_celery_worker_serves_the_demo_s_classes(tmp_path: Path) -> None:
+    """`celery -A think_celery worker`, without a broker: what another process starts on its database is done."""
+    with offline_model(tmp_path / "log", pace=0) as url:
+        environ = {
+            **os.environ,
+            "THINK_DATABASE_URL": f"sqlite:///{tmp_path / 'think.db'}",
+            "THINK_DEMO_STATE": str(tmp_path / "desk"),
+            "THINK_MODEL": "openai/offline",
+            "THINK_OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": "any",
+        }
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "think_celery", "worker", "--concurrency", "2"],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            begun = subprocess.run(
+                [sys.executable, "-c", BEGIN], env=environ, capture_output=True, text=True, timeout=60
+            )
+            done = tmp_path / "desk" / "results" / "L-1.json"
+            until = time.monotonic() + 60
+            while not done.exists() and worker.poll() is None and time.monotonic() < until:
+                time.sleep(0.1)
+        finally:
+            worker.terminate()
+            worker.wait(timeout=60)
+
+    assert begun.stdout == "L-1\n", begun.stderr
+    assert json.loads(done.read_text())["labels"] == ["question"]
 
 
 def _read(descriptor: int) -> str:

@@ -128,12 +128,16 @@ class Demo:
 
     def run(self, think: ThinkCelery) -> int:
         """From the first look to the table; returns the exit code."""
-        self._watch.look(everything=True)
-        if self._watch.unfinished:
-            self._greet()
-            with embedded(think, concurrency=self._options.concurrency):
-                return self._work()
-        return self._conclude()
+        try:
+            self._watch.look(everything=True)
+            if self._watch.unfinished:
+                self._greet()
+                with embedded(think, concurrency=self._options.concurrency):
+                    return self._work()
+            return self._conclude()
+        except KeyboardInterrupt:  # while the worker starts, or again while it stops
+            self._tell(f"Stopped. Go on with: {self._command()}")
+            return STOPPED
 
     def _work(self) -> int:
         try:
