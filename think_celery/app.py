@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery, signals
 
 from think_celery.clock import SystemClock
-from think_celery.events.sql import SqlEventLog
+from think_celery.events.choice import Broker, event_log
+from think_celery.events.redis_url import is_redis_url
 from think_celery.events.writer import LiveWriter
 from think_celery.publishing import Publisher
 from think_celery.runtime import Runtime, current, set_current
@@ -79,7 +81,7 @@ class ThinkCelery:
             busy_timeout=timedelta(seconds=min(4.5, settings.lease_seconds * 0.3)),
             prepare=_prepare,
         )
-        log = SqlEventLog(db)
+        log = event_log(settings, db, _broker(self.app))
         return Runtime(
             settings=settings,
             clock=clock,
@@ -125,6 +127,22 @@ class ThinkCelery:
 
 def _configuration(app: Celery) -> dict[str, Any]:
     return {str(key): value for key, value in app.conf.items()}
+
+
+def _broker(app: Celery) -> Broker:
+    configured = app.conf.broker_write_url or ""
+    url = configured if isinstance(configured, str) else ";".join(configured)
+    if not is_redis_url(url):
+        return Broker(url=url)
+    try:
+        tls = app.connection_for_write().ssl
+    except Exception as error:  # publishing will say so, too; what is submitted is stored all the same
+        return Broker(url=url, problem=f"Celery can't use its URL: {type(error).__name__}")
+    return Broker(
+        url=url,
+        tls=tls if isinstance(tls, Mapping) else None,  # as kombu's Redis transport takes it
+        key_prefix=(app.conf.broker_transport_options or {}).get("global_keyprefix", ""),
+    )
 
 
 def _prepare(engine: "Engine") -> None:

@@ -208,6 +208,9 @@ class EventLog(Protocol):
     def trim(self) -> int:
         """Drop old frames, and say how many."""
 
+    def close(self) -> None:
+        """Give back what this process holds for it. The next use begins anew."""
+
 
 # --- the broker -----------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ class Runtime:
         """Give back what this process holds: its row, its threads, its connections."""
         self.monitor.stop()
         self.live.close()
+        self.events.close()
         self.db.dispose()
 
 

@@ -24,6 +24,8 @@ from think_celery.store.tables import live, live_heads
 NOTHING_YET = ""
 """The incarnation of a log without frames. Such a cursor's position is the instant at which it was looked at."""
 
+FURTHEST = 2**63 - 1
+
 AT_ONCE = 500
 """Agents that one trim looks after."""
 
@@ -92,7 +94,8 @@ class SqlEventLog:
         return self._db.read(lambda tx: self._read(tx, agent_id, after, limit))
 
     def _read(self, tx: Tx, agent_id: str, after: Cursor, limit: int) -> Page:
-        since = 0 if after.incarnation == NOTHING_YET else after.position
+        # A cursor of another log may hold a number that no column takes; its incarnation tells.
+        since = 0 if after.incarnation == NOTHING_YET else min(max(after.position, 0), FURTHEST)
         # One statement, so that frames, head and trimmed edge are of one moment. It always gives a row.
         place = select(literal(agent_id).label("agent_id")).subquery()
         rows = tx.execute(
@@ -118,7 +121,8 @@ class SqlEventLog:
             # A log that begins lives longer than this, so none came and went since that look.
             lost = bool(head.trimmed) or now - after.position > self._keep // MICROSECOND // 2
         else:
-            lost = after.incarnation != head.incarnation or after.position < head.trimmed
+            # Beyond the newest: the database has lost its last commits.
+            lost = after.incarnation != head.incarnation or not head.trimmed <= after.position <= head.newest
         if lost or head.incarnation is None:
             return Page((), newest, lost)
         frames = [_as_frame(row) for row in rows if row.position is not None]
@@ -128,6 +132,9 @@ class SqlEventLog:
         """Drop frames that are too old, or too many for one agent, and say how many."""
         agents = self._db.read(self._overdue)
         return sum(self._db.transact(partial(self._trim, agent_id)) for agent_id in agents)
+
+    def close(self) -> None:
+        """Nothing: the connections are the database's."""
 
     def _overdue(self, tx: Tx) -> list[str]:
         old = select(live.c.agent_id).where(live.c.written_at < tx.now(-self._keep)).distinct()

@@ -1,0 +1,267 @@
+"""The live log in Redis: one stream for each agent, which Redis itself bounds and lets expire.
+
+A cursor names an entry: its position is the entry's id, its incarnation a random stamp that the entry bears.
+As long as that entry is there, everything after it is, too: streams are only cut at their old end. When it
+is gone (trimmed, expired, flushed, lost in a restart or a failover), or another one has its id, frames may be
+missing, and the reader is told.
+
+Where there is no stream there is no entry to name. Such a cursor names the *era* instead, a random text in
+a key beside the streams: when Redis is emptied it goes, too, and the next look finds another one.
+"""
+
+import json
+import logging
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from think_celery.clock import MICROSECOND, Clock, SystemClock
+from think_celery.events.redis_url import connection_options
+from think_celery.protocols import Cursor, Frame, Page
+
+logger = logging.getLogger("think_celery.events")
+
+Answer = TypeVar("Answer")
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+SOCKET_SECONDS = 0.25
+REST_SECONDS = 1.0
+"""How long nothing is read after a read that failed."""
+
+NOTHING_YET = "none:"
+"""How the incarnation of an agent without a stream begins; the era follows. The position of such a cursor
+is the instant of the look, in microseconds of Redis's clock."""
+
+UNKNOWN = Cursor("unknown", 0)
+"""The head of a log that can't be reached: as soon as it can, its reader is told that frames are missing."""
+
+_SEQUENCE_BITS = 64  # of the second half of an entry's id
+_IDS = 2 ** (2 * _SEQUENCE_BITS)
+
+_AFTER = """
+local entries = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[3])
+local known = table.remove(entries, 1)
+if not known or known[1] ~= ARGV[1] or known[2][2] ~= ARGV[2] then return false end
+return entries
+"""
+"""The entries after one, if that is still there; so a reader at the end is not sent the last entry again."""
+
+
+class RedisEventLog:
+    """An :class:`~think_celery.protocols.EventLog` in Redis Streams. Thread-safe; a forked child connects anew.
+
+    Reading never raises: what can't be reached reads as silence, and goes on (or says that frames are lost)
+    when it can be reached again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        tls: Mapping[str, Any] | None = None,
+        prefix: str = "",
+        keep: timedelta = timedelta(minutes=10),
+        keep_frames: int = 10_000,
+        clock: Clock | None = None,
+    ) -> None:
+        """Nothing is connected before the first use.
+
+        *url* and *tls* are those of :func:`~think_celery.events.redis_url.connection_options`; each key
+        begins with *prefix*. A stream expires when nothing was written to it for *keep*, and is cut to
+        *keep_frames* or some more.
+
+        Raises:
+            ValueError: The URL can't be read.
+            TypeError: *tls* has an option that redis-py does not know.
+        """
+        self._options = connection_options(url, tls)
+        self._prefix, self._keep, self._keep_frames = prefix, keep, keep_frames
+        self._clock: Clock = clock or SystemClock()
+        self._rests_until: float | None = None
+        self._client: redis.Redis | None = None
+        self._connected()
+        _logs.add(self)
+
+    def append(self, frames: Sequence[Frame]) -> None:
+        """Write frames, of one or more agents, in order. All of them, or none and an error.
+
+        Raises:
+            ConnectionError: Redis could not be reached, or refused. After a time-out it is not known
+                whether they were written.
+        """
+        if not frames:
+            return
+        stamp = secrets.token_hex(8)
+        pipe = self._connected().pipeline(transaction=True)
+        for frame in frames:
+            fields: dict[Any, Any] = {"stamp": stamp, "frame": _as_text(frame)}
+            pipe.xadd(self._key(frame.agent_id), fields, maxlen=self._keep_frames, approximate=True)
+        for agent_id in {frame.agent_id for frame in frames}:
+            pipe.pexpire(self._key(agent_id), self._keep)
+        try:
+            results = pipe.execute(raise_on_error=False)
+        except (redis.RedisError, OSError) as error:
+            raise ConnectionError(f"Redis took no frames: {_told(error)}") from None
+        for result in results:
+            if isinstance(result, Exception):
+                raise ConnectionError(f"Redis took no frames: {_told(result)}")
+
+    def head(self, agent_id: str) -> Cursor:
+        """The place after the newest frame."""
+        return self._ask(lambda client: self._head(client, agent_id)) or UNKNOWN
+
+    def _head(self, client: redis.Redis, agent_id: str) -> Cursor:
+        pipe = self._looking(client)
+        pipe.xrevrange(self._key(agent_id), count=1)
+        _, era, now, newest = pipe.execute()
+        return _cursor_of(newest[0]) if newest else _nothing_yet(era, now)
+
+    def read(self, agent_id: str, after: Cursor, limit: int = 500) -> Page:
+        """The frames after a cursor, oldest first; none when there is nothing new, or Redis is away.
+
+        ``lost`` says that frames may be missing between the cursor and the one that is given back.
+        """
+        page = self._ask(lambda client: self._read(client, agent_id, after, limit))
+        return page or Page((), after, lost=False)
+
+    def _read(self, client: redis.Redis, agent_id: str, after: Cursor, limit: int) -> Page:
+        if after.incarnation.startswith(NOTHING_YET):
+            page = self._first(client, agent_id, after, limit)
+        else:
+            page = self._next(client, agent_id, after, limit)
+        return page or Page((), self._head(client, agent_id), lost=True)
+
+    def _next(self, client: redis.Redis, agent_id: str, after: Cursor, limit: int) -> Page | None:
+        """What follows an entry; ``None`` if that is gone."""
+        if not 0 <= after.position < _IDS:
+            return None
+        asked = (_entry_id(after.position), after.incarnation, str(limit + 1))
+        found = client.eval(_AFTER, 1, self._key(agent_id), *asked)
+        if found is None:
+            return None
+        entries = [
+            (entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in found
+        ]
+        return _page(agent_id, entries, after)
+
+    def _first(self, client: redis.Redis, agent_id: str, after: Cursor, limit: int) -> Page | None:
+        """The beginning of a stream that was not there; ``None`` if it may be another than the first since."""
+        pipe = self._looking(client)
+        pipe.xlen(self._key(agent_id))
+        pipe.xrange(self._key(agent_id), count=limit)
+        _, era, now, length, entries = pipe.execute()
+        present = _nothing_yet(era, now)
+        # A stream lives longer than half its time to live, so none came and went since a look that is younger.
+        too_long_ago = present.position - after.position > self._keep // MICROSECOND // 2
+        if present.incarnation != after.incarnation or too_long_ago or length >= self._keep_frames:
+            return None
+        return _page(agent_id, entries, present)
+
+    def _looking(self, client: redis.Redis) -> Any:
+        """A transaction whose first three results are none, the era and the time."""
+        pipe = client.pipeline(transaction=True)
+        era = f"{self._prefix}think:live-era"
+        pipe.set(era, secrets.token_hex(8), nx=True)
+        pipe.get(era)
+        pipe.time()
+        return pipe
+
+    def trim(self) -> int:
+        """Nothing: Redis does it."""
+        return 0
+
+    def close(self) -> None:
+        """Close the connections; the next use opens others."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _key(self, agent_id: str) -> str:
+        return f"{self._prefix}think:live:{agent_id}"
+
+    def _ask(self, question: Callable[[redis.Redis], Answer]) -> Answer | None:
+        """The answer; ``None`` while Redis gives none."""
+        if self._rests_until is not None and self._clock.elapsed() < self._rests_until:
+            return None
+        try:
+            answer = question(self._connected())
+        except (redis.RedisError, OSError) as error:
+            known = self._rests_until is not None
+            self._rests_until = self._clock.elapsed() + REST_SECONDS
+            if not known:
+                logger.warning(
+                    "the live log can't be read (%s); listeners are told by the database", _told(error)
+                )
+            return None
+        if self._rests_until is not None:
+            self._rests_until = None
+            logger.info("the live log is read again")
+        return answer
+
+    def _connected(self) -> redis.Redis:
+        client = self._client
+        if client is None:
+            client = self._client = redis.Redis(
+                **self._options,
+                protocol=2,
+                socket_timeout=SOCKET_SECONDS,
+                socket_connect_timeout=SOCKET_SECONDS,
+                retry=Retry(NoBackoff(), 0),  # the writer and the readers have breaks of their own
+            )
+        return client
+
+
+def _as_text(frame: Frame) -> str:
+    fields = asdict(frame)
+    del fields["agent_id"]
+    return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+
+
+def _page(agent_id: str, entries: Sequence[Entry], cursor: Cursor) -> Page:
+    frames = [Frame(agent_id=agent_id, **json.loads(fields[b"frame"])) for _, fields in entries]
+    return Page(frames, _cursor_of(entries[-1]) if entries else cursor, lost=False)
+
+
+def _cursor_of(entry: Entry) -> Cursor:
+    entry_id, fields = entry
+    milliseconds, _, sequence = entry_id.partition(b"-")
+    return Cursor(fields[b"stamp"].decode(), (int(milliseconds) << _SEQUENCE_BITS) + int(sequence))
+
+
+def _entry_id(position: int) -> str:
+    return f"{position >> _SEQUENCE_BITS}-{position % 2**_SEQUENCE_BITS}"
+
+
+def _nothing_yet(era: bytes, now: tuple[int, int]) -> Cursor:
+    seconds, microseconds = now
+    return Cursor(NOTHING_YET + era.decode(), seconds * 1_000_000 + microseconds)
+
+
+def _told(error: Exception) -> str:
+    """What happened, without what was sent: Redis's refusals, and redis-py's words on them, may quote that."""
+    kind = type(error).__name__
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError):
+        return f"{kind}: {error}"
+    code = re.search(r"(?:^|caused error: )([A-Z]+) ", str(error))
+    return f"{kind}: {code[1]}" if code else kind
+
+
+_logs: WeakSet[RedisEventLog] = WeakSet()
+
+
+def _connect_anew() -> None:
+    for log in list(_logs):
+        log._client = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_connect_anew)
