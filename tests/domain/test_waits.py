@@ -98,6 +98,21 @@ class TestEvents:
         assert first.output == ["a", "d"]
         assert [event.payload for event in second.inbox] == ['"c"']
 
+    @pytest.mark.parametrize("point", ["step:wait:looked", "workflow:before-park"])
+    def test_one_that_comes_between_look_and_park(self, t: ThinkTest, point: str):
+        """P1: parking is conditional on the count of events that the look was based on: it looks again, and goes on."""
+        workflow = start(t.rt, waiting())
+
+        def comes(at: str) -> None:
+            if at == point and not workflow.inbox:
+                workflow.send("go", "between")
+
+        t.rt.failpoint = comes
+        t.lose_messages()
+
+        assert workflow.advance().word == "complete"
+        assert workflow.output == "between"
+
     def test_other_types_are_left_alone(self, t: ThinkTest):
         """Truth §3: an event of another type wakes the run, which parks again."""
         workflow = begin(t, waiting())
