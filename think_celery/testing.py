@@ -10,6 +10,7 @@
 """
 
 import atexit
+import math
 import shutil
 import tempfile
 from collections import deque
@@ -198,7 +199,7 @@ class ThinkTest:
         """What a workflow that is complete returned.
 
         Raises:
-            AssertionError: It is not complete; the text says how it stands, and why.
+            WorkflowError: It is not complete; the text says how it stands, and why.
         """
         return workflows.output(self.rt, workflows.reference(workflow, workflow_id))
 
@@ -256,7 +257,7 @@ def think_test(
             clock=clock,
             db=db,
             events=log,
-            live=LiveWriter(log, synchronous=True),
+            live=LiveWriter(log, synchronous=True, limit_seconds=math.inf),  # a slow machine loses no frame
             knock=knocks.append,
             threads=False,
         )
