@@ -1,5 +1,6 @@
 """Stages for scenarios: each has a database of its own, so that many can run at once."""
 
+import inspect
 import itertools
 import shutil
 import threading
@@ -21,6 +22,8 @@ from think_celery.store.migrate import upgrade
 
 AT_ONCE = 6
 """Scenarios that run at the same time: they wait most of the time."""
+
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.services)]
 
 MakeStage = Callable[[str], AbstractContextManager[Stage]]
 
@@ -88,35 +91,68 @@ def _execute(url: str, statement: str) -> None:
     engine.dispose()
 
 
-@pytest.fixture
-def stage(make_stage: MakeStage, database: str) -> Iterator[Stage]:
-    """A stage on the ``database`` that the test is parametrised with."""
-    with make_stage(database) as made:
-        yield made
+class Theatre:
+    """Plays the tests that take place on a stage, some at a time, and gives each the end of its own."""
+
+    def __init__(self, make_stage: MakeStage, pool: ThreadPoolExecutor | None, items: list[Any]) -> None:
+        self._make_stage = make_stage
+        plays = [] if pool is None else items
+        self._played: dict[str, Future[None]] = {item.nodeid: pool.submit(self._play, item) for item in plays}  # type: ignore[union-attr]
+
+    def _play(self, item: Any) -> None:
+        given = item.callspec.params
+        wanted = inspect.signature(item.function).parameters
+        with self._make_stage(given["database"]) as stage:
+            test = getattr(item.cls(), item.originalname)
+            test(stage=stage, **{name: value for name, value in given.items() if name in wanted})
+
+    def end_of(self, item: Any) -> None:
+        """Wait until the test has been played; raises what it raised."""
+        if item.nodeid in self._played:
+            self._played[item.nodeid].result(110)
+        else:
+            self._play(item)
+
+    def close(self) -> None:
+        """Cancel what was not played."""
+        for future in self._played.values():
+            future.cancel()
 
 
 @pytest.fixture(scope="session")
-def scenes(request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[Callable[[pytest.Item], Any]]:
-    """Plays the scenarios of all selected tests, some at a time; gives each test the end of its own.
-
-    A scenario is a test's parameter ``scene`` with a method ``play(stage)``; ``database`` says where.
-    """
-
-    def play(item: Any) -> None:
-        with make_stage(item.callspec.params["database"]) as stage:
-            item.callspec.params["scene"].play(stage)
-
-    if hasattr(request.config, "workerinput"):  # xdist: another process has the other tests
-        yield play
-        return
-    if any("postgresql" in item.nodeid for item in request.session.items):
+def theatre(request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[Theatre]:
+    items = [item for item in request.session.items if "stage" in getattr(item, "fixturenames", ())]
+    if any("postgresql" in item.nodeid for item in items):
         request.getfixturevalue("postgres")  # from this thread: fixtures are not made in others
+    if hasattr(request.config, "workerinput"):  # xdist: other processes have the other tests
+        yield Theatre(make_stage, None, [])
+        return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        played: dict[str, Future[None]] = {
-            item.nodeid: pool.submit(play, item)
-            for item in request.session.items
-            if "scene" in getattr(getattr(item, "callspec", None), "params", {})
-        }
-        yield lambda item: played[item.nodeid].result(100)
-        for future in played.values():
-            future.cancel()
+        made = Theatre(make_stage, pool, items)
+        yield made
+        made.close()
+
+
+@pytest.fixture(params=BOTH)
+def database(request: pytest.FixtureRequest) -> str:
+    """On which database the test's stage is."""
+    return str(request.param)
+
+
+@pytest.fixture
+def stage(theatre: Theatre, database: str) -> Theatre:
+    """A stage of the test's own, on both databases.
+
+    Such a test is not called as usual: the theatre plays it, at the same time as others.
+    """
+    return theatre
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
+    """Let the theatre play a test that asks for a ``stage``."""
+    theatre = pyfuncitem.funcargs.get("stage")
+    if not isinstance(theatre, Theatre):
+        return None
+    theatre.end_of(pyfuncitem)
+    return True

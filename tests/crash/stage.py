@@ -1,6 +1,7 @@
 """One database with its workers, seen from outside: what is stored, what the model was asked, what was done."""
 
 import json
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -131,7 +132,7 @@ class Stage:
 
     def submission(self) -> Any:
         """The row of the one submission, or ``None``."""
-        found = self.rows(tables.submissions)
+        found = [row for row in self.rows(tables.submissions) if row.agent_name == AGENT]
         assert len(found) <= 1
         return found[0] if found else None
 
@@ -180,6 +181,38 @@ class Stage:
         for worker in self.workers:
             parts += [f"--- {worker.log.name} pid {worker.pid} status {worker.status}", worker.output()]
         return "\n".join(parts)
+
+    def can_write(self) -> bool:
+        """Whether SQLite's one writer is free now."""
+        if self.db.engine.dialect.name != "sqlite":
+            return True
+        with sqlite3.connect(str(self.db.engine.url.database), timeout=0.5, isolation_level=None) as conn:
+            try:
+                conn.execute("BEGIN IMMEDIATE")
+                conn.execute("ROLLBACK")
+            except sqlite3.OperationalError:
+                return False
+        return True
+
+    def stored(self) -> dict[str, list[Any]]:
+        """Every row that a worker's work leaves, but not who lives and who ticks."""
+        return {
+            table.name: self.rows(table)
+            for table in (
+                tables.messages,
+                tables.submissions,
+                tables.lines,
+                tables.workflows,
+                tables.steps,
+                tables.events,
+                tables.outbox,
+            )
+        }
+
+    def taken_over(self) -> bool:
+        """Whether a second worker has claimed the turn."""
+        row = self.submission()
+        return row is not None and row.takeovers >= 2
 
     # --- what must be there -----------------------------------------------------------------------
 

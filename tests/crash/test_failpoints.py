@@ -15,8 +15,6 @@ from tests.crash.stage import BOUND, TICK, Stage
 from think_celery.domain.conversation import UNKNOWN_OUTCOME
 
 SIGKILLED = -9
-KINDS = ["plain", "threads"]
-DATABASES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.services)]
 
 TURN = "do: note post"
 SLOW_TURN = "do: note slowly"
@@ -164,6 +162,7 @@ SAGAS = [
     {"point": "step:send:ran", "twice": ("send",)},
     {"point": "step:send:before-commit", "twice": ("send",)},
     {"point": "step:send:committed"},
+    {"point": "workflow:before-end"},
     {"point": "workflow:ended"},
 ]
 
@@ -176,26 +175,23 @@ def each(cls: Callable[..., Any], cases: list[dict[str, Any]], kind: str) -> lis
     ]
 
 
-@pytest.mark.parametrize("database", DATABASES)
 class TestWorkersDie:
     @pytest.mark.parametrize("scene", each(Turn, TURNS, "plain"))
-    def test_a_turn_in_a_plain_worker(self, scene: Turn, database: str, scenes: Any, request: Any) -> None:
+    def test_a_turn_in_a_plain_worker(self, stage: Stage, scene: Turn) -> None:
         """A turn whose worker was killed ends as if nothing had happened, each stored step done once."""
-        scenes(request.node)
+        scene.play(stage)
 
     @pytest.mark.parametrize("scene", each(Turn, TURNS, "threads"))
-    def test_a_turn_in_celery(self, scene: Turn, database: str, scenes: Any, request: Any) -> None:
+    def test_a_turn_in_celery(self, stage: Stage, scene: Turn) -> None:
         """The same in a Celery worker on the threads pool."""
-        scenes(request.node)
+        scene.play(stage)
 
     @pytest.mark.parametrize("scene", each(Saga, SAGAS, "plain"))
-    def test_a_workflow_in_a_plain_worker(
-        self, scene: Saga, database: str, scenes: Any, request: Any
-    ) -> None:
+    def test_a_workflow_in_a_plain_worker(self, stage: Stage, scene: Saga) -> None:
         """A workflow whose worker was killed goes on; what was stored of it is not done again."""
-        scenes(request.node)
+        scene.play(stage)
 
     @pytest.mark.parametrize("scene", each(Saga, SAGAS, "threads"))
-    def test_a_workflow_in_celery(self, scene: Saga, database: str, scenes: Any, request: Any) -> None:
+    def test_a_workflow_in_celery(self, stage: Stage, scene: Saga) -> None:
         """The same in a Celery worker on the threads pool."""
-        scenes(request.node)
+        scene.play(stage)

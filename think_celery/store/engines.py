@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
@@ -11,6 +12,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from think_celery.errors import MissingExtra
 from think_celery.store.urls import driver_arguments
+
+IDLE_SECONDS = 5
+"""How long a transaction of ours may do nothing on PostgreSQL before the server ends it."""
 
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _SQLITE_ERROR, _SQLITE_BUSY, _SQLITE_LOCKED = 1, 5, 6
@@ -25,7 +29,7 @@ def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
     if url.get_backend_name() == "sqlite":
         return _sqlite(url, busy_timeout, durable)
     try:
-        return create_engine(
+        engine = create_engine(
             url,
             connect_args=driver_arguments(url),
             isolation_level="READ COMMITTED",  # what every conditional UPDATE here counts on
@@ -33,6 +37,16 @@ def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
         )
     except ModuleNotFoundError as error:
         raise MissingExtra("The database PostgreSQL", "postgres") from error
+    event.listen(engine, "connect", _set_up_postgresql)
+    return engine
+
+
+def _set_up_postgresql(connection: Any, record: object) -> None:
+    # A process that is frozen or cut off in the middle of a transaction would keep its locks, and with them
+    # the work of whoever takes over, until it comes back.
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _sqlite(url: URL, busy_timeout: timedelta, durable: bool) -> Engine:
