@@ -209,7 +209,8 @@ class Database:
                         committing = True
                         transaction.commit()
                     except BaseException:
-                        transaction.rollback()
+                        if transaction.is_active:  # a user's function may have ended it by itself
+                            transaction.rollback()
                         raise
             except DBAPIError as error:
                 if attempt > REPEATS or not may_repeat() or not is_passing(error, committing=committing):
