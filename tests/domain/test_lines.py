@@ -11,17 +11,14 @@ from tests.domain.crowd import (
     Clerk,
     at_once,
     change,
-    die,
     drain,
     echo,
-    line,
-    prompt,
+    forget_knock,
     row,
     said,
     transaction,
-    wait_for_lock,
 )
-from think_celery.domain import lines, submissions, tick, turns
+from think_celery.domain import submissions, tick, turns
 from think_celery.runtime import agent_classes
 from think_celery.store import tables
 from think_celery.testing import perform, think_test
@@ -204,7 +201,7 @@ class TestKnocks:
     def test_every_end_of_a_head_knocks_the_next(self, t, end, said):
         """engine §4: cancel, poison, nothing to answer, skip: the next is knocked at once, and else by the tick."""
         submit("one", "two")
-        forget_knock(t, "two")
+        forget_knock(t.rt, "two")
         t.lose_messages()
         if end:
             change(t.rt, update(tables.submissions).where(tables.submissions.c.id == "one").values(end))
@@ -257,140 +254,3 @@ class TestKnocks:
 
         assert said(Clerk("a")) == [f"a{number}" for number in names]
         assert said(Clerk("b")) == [f"b{number}" for number in names]
-
-
-def forget_knock(t, *names):
-    """As the tick does with what stands behind a head."""
-    change(t.rt, update(tables.submissions).where(tables.submissions.c.id.in_(names)).values(knock_at=None))
-
-
-class TestEndsThatCross:
-    """Two that end submissions of one agent at once must not leave the next one without anybody who knocks."""
-
-    @pytest.fixture
-    def queue(self, pg):
-        """Three in a line; the tick has seen that the last two stand behind a head."""
-        submit("one", "two", "three")
-        forget_knock(pg, "two", "three")
-        return pg
-
-    def test_a_turn_ends_while_the_next_is_being_cancelled(self, queue):
-        """R1: the end of the first finds the second being ended by a caller, waits, and goes on to the third."""
-        held = submissions.claim(queue.rt, "one")
-        with transaction(queue.rt) as session:
-            Clerk("a").cancel_submission("two")
-            ending = threading.Thread(target=turns.run, args=(queue.rt, held))
-            ending.start()
-            wait_for_lock(queue.rt)
-            session.commit()
-        ending.join(10)
-
-        assert statuses(queue, "one", "two", "three") == ["completed", "aborted", "pending"]
-        assert row(queue.rt, "two").knock_at is None
-        assert row(queue.rt, "three").knock_at is not None
-
-    def test_the_next_is_cancelled_while_a_turn_ends(self, queue):
-        """R1: a cancel of what is behind a head leaves the head to whoever ends that."""
-        held = submissions.claim(queue.rt, "one")
-        cancelled = []
-
-        def before_commit(point):
-            if point == "turn:before-commit":
-                cancelled.append(threading.Thread(target=Clerk("a").cancel_submission, args=("two",)))
-                cancelled[0].start()
-                wait_for_lock(queue.rt)
-
-        queue.rt.failpoint = before_commit
-        turns.run(queue.rt, held)
-        cancelled[0].join(10)
-
-        assert statuses(queue, "one", "two", "three") == ["completed", "aborted", "pending"]
-        assert row(queue.rt, "three").knock_at is not None
-
-    def test_two_callers_cancel_neighbours(self, queue):
-        """P5: no deadlock between two open transactions that cancel one each; the third is looked after."""
-        with transaction(queue.rt) as first:
-            Clerk("a").cancel_submission("two")
-            crossing = threading.Thread(target=Clerk("a").cancel_submission, args=("one",))
-            crossing.start()
-            wait_for_lock(queue.rt)
-            first.commit()
-        crossing.join(10)
-
-        assert statuses(queue, "one", "two", "three") == ["aborted", "aborted", "pending"]
-        assert row(queue.rt, "three").knock_at is not None
-
-    def test_the_first_of_two_that_cross(self, queue):
-        """P5: the same with the head cancelled first, by a transaction that is still open."""
-        with transaction(queue.rt) as first:
-            Clerk("a").cancel_submission("one")
-            crossing = threading.Thread(target=Clerk("a").cancel_submission, args=("two",))
-            crossing.start()
-            wait_for_lock(queue.rt)
-            first.commit()
-        crossing.join(10)
-
-        assert statuses(queue, "one", "two", "three") == ["aborted", "aborted", "pending"]
-        assert row(queue.rt, "three").knock_at is not None
-
-    def test_a_caller_s_open_cancel_does_not_stop_the_tick(self, queue):
-        """engine §5: a pass takes rows that somebody has locked in the next one, and goes on with the others."""
-        submit("other", agent="b")
-        queue.lose_messages()
-        with transaction(queue.rt):
-            Clerk("a").cancel_submission("one")
-            queue.clock.advance(timedelta(seconds=3))
-
-            tick.run(queue.rt)
-
-            assert [knock.task_id for knock in queue._knocks] == ["other"]
-
-
-class TestEnds:
-    def test_news_is_stored_once_with_the_end(self, t):
-        """engine §6: whoever ends it, the news for the waiting workflow is in the same transaction, once."""
-        waits = prompt(t.rt)
-        ended = [
-            t.rt.db.transact(lambda tx: submissions.cancel(t.rt, tx, waits, "no more")),
-            t.rt.db.transact(lambda tx: submissions.cancel(t.rt, tx, waits, "again")),
-        ]
-
-        (stored,) = t.rt.db.read(lambda tx: tx.execute(tables.outbox.select()).all())
-
-        assert ended == [True, False]
-        assert (stored.workflow_key, stored.run, stored.submission_id) == ("w", 1, waits)
-        assert row(t.rt, waits).error == "no more"
-
-    def test_any_text_can_be_a_reason(self, t):
-        """What a user, a provider or a tool says ends up in a column: no NUL, no half character, not endless."""
-        submit("one")
-
-        Clerk("a").cancel_submission("one", "\x00\ud83d" + "x" * 50_000)
-
-        assert row(t.rt, "one").status == "aborted"
-        assert len(row(t.rt, "one").error) == 20_000
-
-    def test_a_late_end_changes_nothing(self, t):
-        """Promise 5: a turn that finishes after a cancel leaves the status and stores what it has said."""
-        submit("one")
-        held = submissions.claim(t.rt, "one")
-        Clerk("a").cancel_submission("one", "stop")
-
-        outcome = turns.run(t.rt, held)
-
-        assert outcome.word == "aborted"
-        assert (row(t.rt, "one").status, row(t.rt, "one").error) == ("aborted", "stop")
-        assert line(t.rt, Clerk("a")).process_id is None
-
-    def test_a_line_is_given_back_once(self, t):
-        """engine §2: whoever lost the line gives nothing back, and knocks nobody."""
-        submit("one", "two")
-        held = submissions.claim(t.rt, "one")
-        die(t.rt)
-        tick.run(t.rt)
-        other = submissions.claim(t.rt, "one")
-        t.lose_messages()
-
-        assert not t.rt.db.transact(lambda tx: lines.free(t.rt, tx, held.lease))
-        assert t.lose_messages() == 0
-        assert line(t.rt, Clerk("a")).token == other.lease.token
