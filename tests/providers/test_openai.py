@@ -588,6 +588,16 @@ class TestConnections:
         assert [texts(ask(model)), texts(ask(model))] == ["one", "two"]
         assert server.connections == 2
 
+    def test_a_server_of_this_machine_is_reached_past_proxies(self, server, monkeypatch):
+        """A proxy's loopback is its own machine, so one that the environment names is not asked there."""
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+        server.script(text_frames("direct"))
+
+        model = OpenAIModel("gpt-test", api_key=KEY, base_url=server.base_url)
+
+        assert texts(ask(model)) == "direct"
+
     def test_the_first_token_limit_ends_with_the_first_token(self, server, model):
         """FR-81: a role, an empty delta and bookkeeping are no tokens."""
         server.script(

@@ -18,6 +18,7 @@ import httpx
 
 from think_celery.clock import SystemClock
 from think_celery.protocols import ModelTimeouts
+from think_celery.providers.permission import is_loopback
 from think_celery.providers.watchdog import Guard
 
 KEEP_SECONDS = 30.0
@@ -104,7 +105,8 @@ class Lines:
             if idle:
                 return idle.pop()
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEEP_SECONDS)
-        return Line(httpx.Client(verify=_tls(), limits=limits))
+        # A proxy of the environment can't reach a model server of this machine: to it, loopback is itself.
+        return Line(httpx.Client(verify=_tls(), limits=limits, trust_env=not is_loopback(key)))
 
     def _give_back(self, key: str, line: Line) -> None:
         line.idle_since = now = _clock.elapsed()
