@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from tests.domain.flows import DESK, Desk, Handle, flow, start
@@ -27,6 +28,8 @@ class Draft(BaseModel):
 
     title: str
 
+
+pytestmark = pytest.mark.timeout(400)  # a busy machine takes its time for so many rounds
 
 ROUNDS = 400  # of the races whose loss nothing would ever repair
 FEWER = 100
@@ -50,7 +53,7 @@ def together(*works: Work, rounds: int = ROUNDS) -> Iterator[list[BaseException]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(110)
+        thread.join(380)
     yield raised
     assert raised == []
 
