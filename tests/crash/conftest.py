@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, make_url, text
 from tests import servers
 from tests.crash.model import answer
 from tests.crash.nursery import Nursery, nursery
+from tests.crash.pace import Pace
 from tests.crash.stage import Stage
 from tests.providers.server import ModelServer
 from think_celery.store.migrate import upgrade
@@ -42,10 +43,19 @@ def model() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="session")
+def pace() -> Iterator[Pace]:
+    measured = Pace()
+    measured.start()
+    yield measured
+    measured.stop()
+
+
+@pytest.fixture(scope="session")
 def make_stage(
     request: pytest.FixtureRequest,
     children: Nursery,
     model: ModelServer,
+    pace: Pace,
     sqlite_template: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> MakeStage:
@@ -73,7 +83,7 @@ def make_stage(
             name = f"stage_{next(numbers)}"
             folder = tmp_path_factory.mktemp(name)
         url = database(kind, name, folder)
-        made = Stage(name, url, folder, model, children)
+        made = Stage(name, url, folder, model, children, pace)
         try:
             yield made
         finally:

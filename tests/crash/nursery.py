@@ -53,7 +53,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def marked(self, name: str, seconds: float = 20.0) -> float:
+    def marked(self, name: str, seconds: float = 60.0) -> float:
         """When it set that mark (by ``time.monotonic``), which must come within *seconds*."""
         mark = Path(f"{self.log}.{name}")
         until = time.monotonic() + seconds

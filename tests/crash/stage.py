@@ -12,6 +12,7 @@ from sqlalchemy import create_engine, select, text
 
 from tests.crash.model import FINAL
 from tests.crash.nursery import Nursery, Process
+from tests.crash.pace import Pace
 from tests.crash.project import EFFECTS, SAGA, Saga, Scribe, effects
 from tests.providers.server import ModelServer
 from think_celery.clock import SystemClock
@@ -36,9 +37,9 @@ class Stage:
     """A place for one scenario. Its ``name`` is also its model's, so that its requests are known by it."""
 
     def __init__(
-        self, name: str, database_url: str, folder: Path, model: ModelServer, children: Nursery
+        self, name: str, database_url: str, folder: Path, model: ModelServer, children: Nursery, pace: Pace
     ) -> None:
-        self.name, self.folder = name, folder
+        self.name, self.folder, self._pace = name, folder, pace
         self._model, self._children = model, children
         self.environment = {
             "THINK_DATABASE_URL": database_url,
@@ -114,15 +115,19 @@ class Stage:
             self.send_go()
 
     def until(self, true: Callable[[], Any], seconds: float, *, what: str, feed: bool = False) -> float:
-        """Wait until *true*, and return the time then."""
-        until = time.monotonic() + seconds
+        """Wait until *true*, and return the time then. That many seconds of a free machine are allowed."""
+        began = time.monotonic()
         while not true():
-            if time.monotonic() > until:
+            if self.took(began, time.monotonic()) > seconds:
                 raise AssertionError(f"not {what} after {seconds} s\n{self.report()}")
             if feed:
                 self.feed()
             time.sleep(0.02)
         return time.monotonic()
+
+    def took(self, began: float, ended: float) -> float:
+        """How many seconds that would have been on a free machine."""
+        return (ended - began) / self._pace.stretch(began)
 
     # --- what is there ----------------------------------------------------------------------------
 

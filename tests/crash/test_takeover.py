@@ -14,13 +14,13 @@ from think_celery.store import tables
 
 KINDS = pytest.mark.parametrize("kind", ["plain", "threads"])
 SECOND_LOOK = 2.0
-SLACK = 1.0  # for a machine that has other things to do, too
+SLACK = 1.0  # for the work between the ticks
 
 
 def held(stage: Stage, kind: str, point: str, **options: str) -> Process:
     """A worker that has come to that point and stays there, alive."""
     worker = stage.start(kind, hold_at=point, **options)
-    worker.marked("held", 30)
+    worker.marked("held", 60)
     return worker
 
 
@@ -39,7 +39,7 @@ class TestADeathThatIsProved:
         died_at = time.monotonic()
         taken_at = stage.until(stage.taken_over, BOUND, what="taken over")
 
-        assert taken_at - died_at <= 2 * TICK + SLACK
+        assert stage.took(died_at, taken_at) <= 2 * TICK + SLACK
         stage.until(stage.turn_ended, BOUND, what="ended")
         stage.check_answer("do: note", stage.submission().message_id)
         assert stage.counts() == {"note": 1}
@@ -63,12 +63,12 @@ class TestADeathThatNobodyCanProve:
         first.signal(signal.SIGKILL)
         died_at = time.monotonic()
         taken_at = stage.until(stage.taken_over, BOUND + 5, what="taken over")
-        waited = taken_at - died_at
         row = next(row for row in stage.rows(tables.processes) if row.dead)
         looked_twice = row.suspect_since is not None and row.suspect_since >= row.until
 
         assert looked_twice
-        assert LEASE - TICK - 0.5 + SECOND_LOOK <= waited <= LEASE + SECOND_LOOK + 2 * TICK + SLACK
+        assert taken_at - died_at >= LEASE - 1.5 * TICK + SECOND_LOOK
+        assert stage.took(died_at, taken_at) <= LEASE + SECOND_LOOK + 2 * TICK + SLACK
         stage.until(stage.turn_ended, BOUND, what="ended")
         stage.check_answer("do: note", stage.submission().message_id)
         assert stage.counts() == {"note": 1}
