@@ -104,13 +104,19 @@ def _execute(url: str, statement: str) -> None:
 class Theatre:
     """Plays the tests that take place on a stage, some at a time, and gives each the end of its own."""
 
-    def __init__(self, make_stage: MakeStage, pool: ThreadPoolExecutor | None, items: list[Any]) -> None:
-        self._make_stage = make_stage
+    def __init__(
+        self,
+        make_stage: MakeStage,
+        pool: ThreadPoolExecutor | None,
+        items: list[Any],
+        shared: dict[str, Any],
+    ) -> None:
+        self._make_stage, self._shared = make_stage, shared
         plays = [] if pool is None else items
         self._played: dict[str, Future[None]] = {item.nodeid: pool.submit(self._play, item) for item in plays}  # type: ignore[union-attr]
 
     def _play(self, item: Any) -> None:
-        given = item.callspec.params
+        given = {**item.callspec.params, **self._shared}
         wanted = inspect.signature(item.function).parameters
         with self._make_stage(given["database"]) as stage:
             test = getattr(item.cls(), item.originalname)
@@ -134,11 +140,16 @@ def theatre(request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[T
     items = [item for item in request.session.items if "stage" in getattr(item, "fixturenames", ())]
     if any("postgresql" in item.nodeid for item in items):
         request.getfixturevalue("postgres")  # from this thread: fixtures are not made in others
+    shared = {}
+    if any("redis_url" in item.fixturenames for item in items):
+        shared["redis_url"] = request.getfixturevalue(
+            "redis_server"
+        ).flushed()  # a test uses a queue of its own
     if hasattr(request.config, "workerinput"):  # xdist: other processes have the other tests
-        yield Theatre(make_stage, None, [])
+        yield Theatre(make_stage, None, [], shared)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = Theatre(make_stage, pool, items)
+        made = Theatre(make_stage, pool, items, shared)
         yield made
         made.close()
 

@@ -20,6 +20,7 @@ from think_celery.domain import workflows
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.messages import TextPart, ToolPart, UIMessage
+from think_celery.protocols import Knock
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
 from think_celery.store import tables
@@ -95,6 +96,10 @@ class Stage:
         """Start a process that makes one accepting call."""
         return self.start("client", do=json.dumps({"agent": AGENT, **call}), **options)
 
+    def knock_through(self, knock: Callable[[Knock], None]) -> None:
+        """Let this process, as a client, knock from now on; else nobody learns of what it stores but the tick."""
+        self.rt.knock = knock
+
     # --- what the world does ----------------------------------------------------------------------
 
     def submit(self, prompt: str) -> Any:
@@ -140,6 +145,10 @@ class Stage:
         found = [row for row in self.rows(tables.submissions) if row.agent_name == AGENT]
         assert len(found) <= 1
         return found[0] if found else None
+
+    def processes(self) -> list[Any]:
+        """The workers that the database knows."""
+        return self.rows(tables.processes)
 
     def saga(self) -> Any:
         """The row of the saga, or ``None``."""

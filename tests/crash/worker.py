@@ -5,7 +5,8 @@ What one does is in its environment, beside the settings (``THINK_…``):
 ``CRASH_KIND``: ``plain``, ``threads`` or ``client``. ``CRASH_KILL_AT=point#n``: SIGKILL itself when it comes
 to that failpoint for the n-th time. ``CRASH_HOLD_AT=point#n``: stay there until the file ``<log>.go`` exists.
 ``CRASH_DEAF``: no knock reaches it but the tick's. ``CRASH_ELSEWHERE``: it seems to run on another machine, so
-that nobody can prove its death. ``CRASH_DO``: what a client does. Marks are files beside its log.
+that nobody can prove its death. ``CRASH_BROKER``, ``CRASH_QUEUE``: instead of a broker in its memory.
+``CRASH_DO``: what a client does. Marks are files beside its log.
 """
 
 import json
@@ -127,7 +128,7 @@ def make_app() -> Celery:
     """The Celery app of a worker; its settings are in the environment."""
     app = Celery("crash", broker=os.environ.get("CRASH_BROKER", "memory://"), set_as_current=False)
     app.conf.update(
-        worker_pool="threads",
+        task_default_queue=os.environ.get("CRASH_QUEUE", "celery"),
         worker_concurrency=4,
         worker_prefetch_multiplier=1,
         worker_send_task_events=False,
