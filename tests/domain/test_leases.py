@@ -97,6 +97,31 @@ class TestRenewal:
 
             assert rt.monitor._thread.is_alive()
 
+    def test_after_a_restart_of_the_database_nobody_sees_an_error(self, postgres_url):
+        """FR-13: every connection was closed by the server: beat, accept, turn and tick go on with new ones."""
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+        with workers(postgres_url) as rt:
+            agent = Clerk.bound_to(rt, "a")
+            agent.submit_messages("Hello", submission_id="s")
+            rt.monitor.process_id()
+            admin = Database(postgres_url, rt.clock)
+
+            def cut():
+                admin.read(lambda tx: tx.conn.exec_driver_sql(f"{others} AND pid <> pg_backend_pid()").all())
+
+            for call in (
+                lambda: agent.submit_messages("More", submission_id="more"),
+                rt.monitor.beat,
+                lambda: tick.run(rt),
+                lambda: submissions.run(rt, "s"),
+                lambda: submissions.run(rt, "more"),
+            ):
+                cut()
+                call()
+            admin.dispose()
+
+            assert said(agent, "assistant") == ["re: Hello", "re: More"]
+
     def test_one_beat_for_all_the_work_in_hand(self, t):
         """engine §2: however many turns run, a beat is the same few statements, and one of them writes."""
         submit(t)

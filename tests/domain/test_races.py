@@ -23,6 +23,7 @@ from tests.domain.crowd import (
 )
 from think_celery.domain import submissions, turns
 from think_celery.errors import SubmissionConflict
+from think_celery.store import submissions as rows
 from think_celery.store import tables
 from think_celery.store.database import Refused
 from think_celery.testing import perform, think_test
@@ -143,6 +144,30 @@ class TestOneKey:
         assert f"the key belongs to submission {made.submission_id!r}" in str(failures[0])
         assert row(pg.rt, "s").idempotency_key is None
         assert row(pg.rt, "more") is not None
+
+    def test_a_key_is_taken_without_an_error(self, pg):
+        """P13: whoever was faster, with that key or for that row, is waited for; it is False then, and no error."""
+        Clerk("a").submit_messages("Hello", submission_id="s")
+        seen, answers = row(pg.rt, "s"), []
+
+        def give(key):
+            answers.append(pg.rt.db.transact(lambda tx: rows.give_key(tx, seen, key)))
+
+        for stored, given in (("k1", "k1"), (None, "k2")):
+            with transaction(pg.rt) as session:
+                if stored:
+                    Clerk("a").submit_messages("Other", idempotency_key=stored)
+                else:
+                    Clerk("a").submit_messages("Hello", submission_id="s", idempotency_key="k3")
+                giving = threading.Thread(target=give, args=(given,))
+                giving.start()
+                wait_for_lock(pg.rt)
+                session.commit()
+            giving.join(10)
+
+        assert answers == [False, False]
+        assert row(pg.rt, "s").idempotency_key == "k3"
+        assert count(pg.rt) == 2
 
     def test_two_keys_given_to_one_row(self, pg):
         """P13: one of the two is stored, the other conflicts, and the caller's transaction lives."""

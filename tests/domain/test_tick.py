@@ -151,6 +151,25 @@ class TestMissedKnocks:
         assert (changed, again) == (0, False)
         assert row(t.rt, "two").knock_at == t.clock.now() + timedelta(seconds=2)
 
+    def test_a_head_that_nobody_expects_is_found_by_those_behind_it(self, t):
+        """R1: the look at what stands behind a head makes sure that the head is knocked, unless it is in hand."""
+        submit("one", "two")
+        change(t.rt, update(tables.submissions).where(tables.submissions.c.id == "one").values(knock_at=None))
+        t.lose_messages()
+
+        pass_on(t, 3)
+        found = knocked(t)
+        expected = row(t.rt, "one").knock_at
+        submissions.claim(t.rt, "one")
+        change(
+            t.rt, update(tables.submissions).where(tables.submissions.c.id == "two").values(knock_at=expected)
+        )
+        pass_on(t, 3)
+
+        assert (found, expected) == (["one"], t.clock.now() - timedelta(seconds=1))
+        assert knocked(t) == []
+        assert row(t.rt, "one").knock_at is None
+
     def test_of_eight_that_find_a_head_one_knocks(self, t):
         """engine §5: passes that overlap knock once for a row."""
         submit("one")

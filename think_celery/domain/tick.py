@@ -105,14 +105,17 @@ def _knock_missed(rt: "Runtime", tx: Tx, agent_id: str, waiting: Sequence[Any]) 
     head = submissions.head(tx, agent_id)
     behind = [row.id for row in waiting if head is None or row.id != head.id]
     changed = submissions.expect_none(tx, behind, max(row.knock_at for row in waiting)) if behind else 0
-    for row in waiting:
-        if head is None or row.id != head.id:
-            continue
-        if submissions.knock_again(tx, row.id, row.knock_at, again_after(row.knocks), row.knocks + 1):
-            changed += 1
-            if not head.held:
-                tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
-    return changed
+    if head is None:
+        return changed
+    seen = next((row for row in waiting if row.id == head.id), None)
+    if seen is not None:
+        again, knocks_so_far = again_after(seen.knocks), seen.knocks + 1
+        expected = submissions.knock_again(tx, head.id, seen.knock_at, again, knocks_so_far)
+    else:  # nobody expects the head: whoever should have made it so has lost it
+        expected = not head.held and head.due and submissions.expect_again(tx, head.id, FIRST_AGAIN)
+    if expected and not head.held:
+        tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
+    return changed + expected
 
 
 def _put_off(tx: Tx, waiting: Sequence[Any]) -> int:

@@ -112,14 +112,14 @@ def _head_id(agent_id: str) -> ColumnElement[str]:
     )
     # Between "pending" and "pending": with an equals sign PostgreSQL may walk the whole table by number, for it
     # takes an agent of whom much waits to be met soon.
-    status = submissions.c.status
-    pending = (
+    status, pending = submissions.c.status, SubmissionStatus.PENDING.value
+    first = (
         select(submissions.c.id)
-        .where(submissions.c.agent_id == agent_id, status.between(*[SubmissionStatus.PENDING.value] * 2))
+        .where(submissions.c.agent_id == agent_id, status.between(pending, pending))
         .order_by(status, submissions.c.seq)
         .limit(1)
     )
-    return func.coalesce(running.limit(1).scalar_subquery(), pending.scalar_subquery())
+    return func.coalesce(running.limit(1).scalar_subquery(), first.scalar_subquery())
 
 
 def head_id(tx: Tx, agent_id: str) -> str | None:
@@ -260,6 +260,17 @@ def knock_again(tx: Tx, submission_id: str, seen: datetime, after: timedelta, kn
     """Set when to knock next, if nobody else has since *seen* and nobody is changing the row just now."""
     mine = and_(submissions.c.id == submission_id, submissions.c.knock_at == seen)
     statement = update(submissions).where(mine, _unlocked(mine)).values(knock_at=tx.now(after), knocks=knocks)
+    return tx.execute(statement).rowcount == 1
+
+
+def expect_again(tx: Tx, submission_id: str, after: timedelta) -> bool:
+    """Set when to knock next for a row of which no knock is expected; False where one is."""
+    mine = and_(
+        submissions.c.id == submission_id,
+        submissions.c.knock_at.is_(None),
+        submissions.c.status.in_(UNFINISHED),
+    )
+    statement = update(submissions).where(mine, _unlocked(mine)).values(knock_at=tx.now(after), knocks=0)
     return tx.execute(statement).rowcount == 1
 
 
