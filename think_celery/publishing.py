@@ -26,11 +26,14 @@ SOCKET_SECONDS = 2.0
 STUCK_SECONDS = 30.0
 """A thread that hangs for that long, in a name look-up for instance, is given up for another."""
 
-_LIMITS = {
+_LIMITS: dict[str, float] = {
     "socket_timeout": SOCKET_SECONDS,  # these two are Redis's words,
     "socket_connect_timeout": SOCKET_SECONDS,
     "read_timeout": SOCKET_SECONDS,  # these AMQP's; transports ignore what isn't theirs
     "write_timeout": SOCKET_SECONDS,
+    "max_retries": 1,  # of connecting: the next broker of several, at once
+    "interval_start": 0,
+    "interval_step": 0,
 }
 
 

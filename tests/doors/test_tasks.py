@@ -1,0 +1,233 @@
+"""The Celery tasks: their names, their words, and what a host's configuration can't do to them."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+
+from think_celery import Think
+from think_celery.errors import TaskFailed, TurnFailed, WorkflowFailed
+from think_celery.providers.scripted import ScriptedModel, say
+from think_celery.settings import Settings
+from think_celery.tasks import ThinkTask, register, set_limits
+from think_celery.testing import ThinkTest, think_test
+from think_celery.workflow import ThinkWorkflow
+
+NAMES = ["think.outbox.deliver", "think.submission.run", "think.tick", "think.workflow.advance"]
+
+
+class HostsTask(Task):  # type: ignore[type-arg]
+    """A class of the host's, with which its tasks are made."""
+
+    abstract = True
+
+
+class Clerk(Think):
+    """Answers what its script says."""
+
+
+class Errand(ThinkWorkflow[Clerk, dict[str, Any]]):
+    """Waits where it is told to, or fails."""
+
+    def run(self, event: Any, step: Any) -> str:
+        """Do what the params say."""
+        if event.payload.get("fail"):
+            raise ValueError("no such errand: tulip")
+        step.wait_for_event("go", type="go")
+        return "done"
+
+
+@pytest.fixture
+def t(sqlite_url: str) -> Iterator[ThinkTest]:
+    with think_test(database_url=sqlite_url) as test:
+        yield test
+
+
+@pytest.fixture
+def app(t: ThinkTest) -> Celery:
+    """A Celery app whose tasks work with the test's runtime."""
+    made = Celery("tasks", broker="memory://", set_as_current=False)
+    register(made, lambda: t.rt)
+    return made
+
+
+class TestWords:
+    def test_a_run_that_ends_its_row_says_how(self, t: ThinkTest, app: Celery) -> None:
+        """Flower shows the outcome word as the task's result (design §5)."""
+        t.script(Clerk, say("Good morning."))
+        submission = Clerk("ada").submit_messages("Hello")
+
+        word = app.tasks["think.submission.run"](submission=submission.submission_id)
+
+        assert word == "completed"
+
+    def test_one_that_does_not_is_ignored_and_says_so_in_the_log(
+        self, t: ThinkTest, app: Celery, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Engine §4: a returned word would count as success for ever, and hide a later failure in Flower."""
+        t.script(Clerk, say("One."), say("Two."))
+        first = Clerk("ada").submit_messages("One?")
+        second = Clerk("ada").submit_messages("Two?")
+        run = app.tasks["think.submission.run"]
+
+        with caplog.at_level(logging.INFO, "think_celery.tasks"):
+            with pytest.raises(Ignore, match="not-head"):
+                run(submission=second.submission_id)
+            run(submission=first.submission_id)
+            with pytest.raises(Ignore, match="ended-before"):
+                run(submission=first.submission_id)
+            with pytest.raises(Ignore, match="not-found"):
+                run(submission="nobody")
+
+        assert [record.message for record in caplog.records if record.name == "think_celery.tasks"] == [
+            "not-head",
+            "ended-before",
+            "not-found",
+        ]
+
+    def test_a_workflow_that_parks_is_ignored(self, t: ThinkTest, app: Celery) -> None:
+        """Parking ends no row, so the task has no state yet; the last one of the run has."""
+        workflow_id = Clerk("ada").run_workflow(Errand, {})
+        advance = app.tasks["think.workflow.advance"]
+
+        with pytest.raises(Ignore, match="parked"):
+            advance(workflow="Errand", workflow_id=workflow_id)
+        with pytest.raises(Ignore, match="waiting"):
+            advance(workflow="Errand", workflow_id=workflow_id)
+        t.send_event(Errand, workflow_id, type="go")
+
+        assert advance(workflow="Errand", workflow_id=workflow_id) == "complete"
+
+    def test_celery_shows_no_state_for_an_ignored_run(self, t: ThinkTest, app: Celery) -> None:
+        """The same through Celery's own tracing: the state is neither success nor failure."""
+        result = app.tasks["think.submission.run"].apply(kwargs={"submission": "nobody"})
+
+        assert result.state == "IGNORED"
+
+    def test_the_tick_says_how_many_rows_it_moved(self, t: ThinkTest, app: Celery) -> None:
+        """For schedulers other than the workers' own timer."""
+        assert app.tasks["think.tick"]() == "0 rows"
+
+    def test_a_worker_that_stops_gives_its_messages_back(self, t: ThinkTest, app: Celery) -> None:
+        """What it hands over is knocked for while it still listens: it must not swallow that knock."""
+        t.script(Clerk, say("Good morning."))
+        submission = Clerk("ada").submit_messages("Hello")
+        t.rt.stopping.abort("told to")
+
+        with pytest.raises(Reject) as refused:
+            app.tasks["think.submission.run"](submission=submission.submission_id)
+
+        assert refused.value.requeue
+        assert submission.message() is None
+
+
+class TestErrorsAreRed:
+    def test_a_turn_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
+        """Engine §15: FAILURE in Flower and in error trackers, with ids and the error's type and no text."""
+        t.use_model(ScriptedModel())
+        submission = Clerk("ada").submit_messages("my-password-is-tulip")
+
+        with pytest.raises(TurnFailed) as failed:
+            app.tasks["think.submission.run"](submission=submission.submission_id)
+
+        row = Clerk("ada").inspect_submission(submission.submission_id)
+        assert row is not None
+        assert row.status == "error"
+        assert str(failed.value) == f"{submission.submission_id} ended in error: {row.error_type}"
+        assert failed.value.__cause__ is None
+        assert failed.value.__suppress_context__
+        assert TurnFailed not in ThinkTask.throws
+
+    def test_a_workflow_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
+        """The same for workflows."""
+        workflow_id = Clerk("ada").run_workflow(Errand, {"fail": True})
+
+        with pytest.raises(WorkflowFailed) as failed:
+            app.tasks["think.workflow.advance"](workflow="Errand", workflow_id=workflow_id)
+
+        assert failed.value.error_type == "ValueError"
+        assert "tulip" not in str(failed.value)
+        assert isinstance(failed.value, TaskFailed)
+
+    def test_it_can_be_turned_off(self, t: ThinkTest, app: Celery) -> None:
+        """With think_fail_tasks = False the task succeeds, and its word is the outcome."""
+        t.rt.settings = replace(t.rt.settings, fail_tasks=False)
+        workflow_id = Clerk("ada").run_workflow(Errand, {"fail": True})
+
+        word = app.tasks["think.workflow.advance"](workflow="Errand", workflow_id=workflow_id)
+
+        assert word == "error"
+
+
+class TestTheHostsConfiguration:
+    """Engine §15: it must not reach our tasks. FR: an app-wide soft limit of 20 s would cut every turn."""
+
+    @pytest.fixture
+    def hostile(self, t: ThinkTest) -> Celery:
+        made = Celery("hostile", broker="memory://", set_as_current=False, task_cls=HostsTask)
+        made.conf.update(
+            task_soft_time_limit=1,
+            task_time_limit=2,
+            task_serializer="pickle",
+            task_acks_late=False,
+            task_acks_on_failure_or_timeout=False,
+            task_reject_on_worker_lost=False,
+            task_ignore_result=False,
+            task_store_errors_even_if_ignored=True,
+            task_track_started=True,
+            task_default_rate_limit="1/h",
+            task_annotations={
+                "*": {"rate_limit": "1/m", "acks_late": False, "max_retries": 9, "serializer": "yaml"}
+            },
+        )
+        register(made, lambda: t.rt)
+        return made
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_it_does_not_reach_them(self, hostile: Celery, name: str) -> None:
+        """Neither what Celery copies from the app nor annotations, nor the host's own task class."""
+        task = hostile.tasks[name]
+
+        assert isinstance(task, ThinkTask)
+        assert not isinstance(task, HostsTask)
+        assert (task.acks_late, task.acks_on_failure_or_timeout, task.reject_on_worker_lost) == (
+            True,
+            True,
+            True,
+        )
+        assert (task.ignore_result, task.store_errors_even_if_ignored) == (True, False)
+        assert (task.max_retries, task.rate_limit, task.serializer) == (0, None, "json")
+        assert task.track_started is False
+
+    def test_but_it_reaches_the_hosts_own(self, hostile: Celery) -> None:
+        """So the test above can fail."""
+
+        @hostile.task(name="own", shared=False)
+        def own() -> None:
+            pass
+
+        assert isinstance(hostile.tasks["own"], HostsTask)
+        assert hostile.tasks["own"].rate_limit == "1/m"
+        assert hostile.tasks["own"].serializer == "yaml"
+
+    def test_its_limits_are_ours(self, hostile: Celery) -> None:
+        """Limits lie beyond every deadline of ours: a pool gives the host's to a task that has none."""
+        set_limits(hostile, Settings(turn_timeout_seconds=100.0))
+
+        run, advance = hostile.tasks["think.submission.run"], hostile.tasks["think.workflow.advance"]
+        assert (run.soft_time_limit, run.time_limit) == (160, 220)
+        assert advance.soft_time_limit > 86_400
+        assert advance.time_limit > advance.soft_time_limit
+
+
+class TestNames:
+    def test_they_are_explicit_and_of_this_app_alone(self, app: Celery) -> None:
+        """Names are stable, and no other app of the process gets our tasks (shared=False)."""
+        other = Celery("other", broker="memory://", set_as_current=False)
+
+        assert sorted(name for name in app.tasks if name.startswith("think.")) == NAMES
+        assert not [name for name in other.tasks if name.startswith("think.")]
