@@ -7,13 +7,15 @@ from typing import Any
 
 from celery import _state
 from celery.app import trace
-from celery.worker import WorkController, state
+from celery.worker import WorkController, loops, state
 
 from think_celery.app import ThinkCelery
 from think_celery.errors import ConfigurationError
 
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
+PATIENCE_SECONDS = 0.1
+"""How long it looks at the broker before it looks whether it is to stop; Celery's own loop takes seconds."""
 
 _one = threading.Lock()
 
@@ -77,15 +79,19 @@ class _Embedded:
 
     def _worker(self, name: str) -> Any:
         # Not celery.apps.worker.Worker: that one takes over signals, the root logger and standard output.
-        return WorkController(
+        worker: Any = WorkController(
             app=self._think.app,
             pool_cls="threads",
             concurrency=self._concurrency,
             hostname=name,
             without_mingle=True,
             without_gossip=True,
+            use_eventloop=False,  # it would be the one of the process
+            timer_precision=PATIENCE_SECONDS,
             ready_callback=lambda _: self._ready.set(),
         )
+        worker.consumer.loop = _loop
+        return worker
 
     def stop(self) -> None:
         """Hand over what is in hand, and end."""
@@ -99,3 +105,9 @@ class _Embedded:
             if self._default is not None:
                 self._default.set_default()
             self._think.close()
+
+
+def _loop(consumer: Any, connection: Any, *rest: Any) -> None:
+    drain = connection.drain_events
+    connection.drain_events = lambda timeout: drain(timeout=min(timeout, PATIENCE_SECONDS))
+    loops.synloop(consumer, connection, *rest)
