@@ -45,7 +45,7 @@ class TestAway:
             try:
                 error, appending = seconds(log.append, [frame(2)])
                 page, reading = seconds(log.read, "a", cursor)
-                _, looking = seconds(log.head, "a")
+                _, looking = seconds(lambda: [log.head("a") for _ in range(100)])
                 fresh = RedisEventLog(own.url)
                 refused, connecting = seconds(fresh.append, [frame(2)])
             finally:
@@ -137,13 +137,14 @@ class TestAway:
             writer.put(frame(3, delta=WORDS))
             admin.config_set(setting, "0")
 
-            assert WORDS not in str(caught.value)
             assert "can't be written" in caplog.text
-            assert WORDS not in caplog.text
+            for shown in (str(caught.value), caplog.text):
+                assert WORDS not in shown
+                assert "XADD" not in shown
             log.append([frame(4)])
             assert numbers(log, start) == [4]
 
-    def test_a_key_of_another_program(self, caplog):
+    def test_a_key_of_another_program(self):
         """Where a key of ours is no stream, writing is refused, reading is silent, and nothing is quoted."""
         with own_log() as (log, own), redis.Redis.from_url(own.url) as admin:
             cursor = log.head("a")
@@ -152,7 +153,7 @@ class TestAway:
             with pytest.raises(ConnectionError, match="WRONGTYPE") as caught:
                 log.append([frame(1, delta=WORDS)])
 
-            assert WORDS not in str(caught.value)
+            assert "XADD" not in str(caught.value)
             assert not log.read("a", cursor).frames
             assert admin.get("think:live:a") == b"somebody's"
 

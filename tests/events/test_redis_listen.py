@@ -186,12 +186,13 @@ def test_nobody_can_connect_from_the_start(start, pool):
     assert following.text == "".join(WORDS)
 
 
-@pytest.mark.parametrize("rounds", [200])
-def test_done_means_visible(start, pool, redis_url, rounds):
-    """FR-56: whoever hears `done` through Redis finds the answer, over another connection, every time."""
-    agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))("a")
+@pytest.mark.parametrize("name", ["a", "b", "c", "d"])
+def test_done_means_visible(start, pool, redis_url, name):
+    """FR-56: whoever hears `done` through Redis finds the answer, over another connection, all 200 times."""
+    rounds = 50
+    agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(name)
     rt, there = start(redis_url), start(redis_url)
-    here, reader = agent.bound_to(rt, "a"), agent.bound_to(there, "a")
+    here, reader = agent.bound_to(rt, name), agent.bound_to(there, name)
     accepted = [here.submit_messages(f"q{n}", submission_id=f"s{n}") for n in range(rounds)]
     following = reader.listen()
 
