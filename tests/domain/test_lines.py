@@ -251,6 +251,8 @@ class TestKnocks:
             for knock in list(t._knocks):
                 perform(t.rt, knock)
             t.lose_messages()
+            if len(said(Clerk("a"))) == len(said(Clerk("b"))) == len(names):
+                break
 
         assert said(Clerk("a")) == [f"a{number}" for number in names]
         assert said(Clerk("b")) == [f"b{number}" for number in names]
