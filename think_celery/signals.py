@@ -9,7 +9,7 @@ class AbortSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of an OS signal may abort while this thread holds it
         self._callbacks: list[Callable[[], None]] = []
         self.reason: str | None = None
 
