@@ -77,17 +77,18 @@ class TestAdmission:
 
         assert sum(in_processes(8, ticks)) == 1
 
-    def test_a_failing_kind_hides_no_other(self, t, monkeypatch, caplog):
+    @pytest.mark.parametrize("broken", ["beat", "sweep"])
+    def test_a_failing_kind_hides_no_other(self, t, monkeypatch, caplog, broken):
         """engine §5: whatever goes wrong with leases, heads are knocked for, and so on for every kind."""
         caplog.set_level(logging.CRITICAL)
         submit("one")
         t.lose_messages()
         t.clock.advance(timedelta(seconds=3))
 
-        def fails(rt, limit):
+        def fails(*_):
             raise ConnectionError("away")
 
-        monkeypatch.setattr(recovery, "sweep", fails)
+        monkeypatch.setattr(*(t.rt.monitor, "beat") if broken == "beat" else (recovery, "sweep"), fails)
         monkeypatch.setitem(tick.KINDS, "due workflows", fails)
         monkeypatch.setitem(tick.KINDS, "live log", fails)
 

@@ -40,8 +40,12 @@ def watch(rt: "Runtime") -> int:
     """
     if not _admitted(rt, processes.LIVENESS):
         return 0
+    return _guarded(rt, "leases", _renew_and_sweep)
+
+
+def _renew_and_sweep(rt: "Runtime", limit: int) -> int:
     rt.monitor.beat()  # a process that was held up renews itself before it judges others
-    return _guarded(rt, "leases", recovery.sweep)
+    return recovery.sweep(rt, limit)
 
 
 def work(rt: "Runtime") -> int:
