@@ -79,7 +79,7 @@ def start(sqlite_url: str) -> Iterator[Start]:
         def start(redis_url: str) -> Runtime:
             rt = stack.enter_context(worker(sqlite_url))
             rt.events = RedisEventLog(redis_url)
-            rt.live = LiveWriter(rt.events)
+            rt.live = LiveWriter(rt.events, limit_seconds=60)  # a busy machine must not open the breaker
             return rt
 
         yield start
@@ -189,30 +189,18 @@ def test_nobody_can_connect_from_the_start(start, pool):
 @pytest.mark.parametrize("name", ["a", "b", "c", "d"])
 def test_done_means_visible(start, pool, redis_url, name):
     """FR-56: whoever hears `done` through Redis finds the answer, over another connection, all 200 times."""
-    rounds = 50
     agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(name)
     rt, there = start(redis_url), start(redis_url)
     here, reader = agent.bound_to(rt, name), agent.bound_to(there, name)
-    accepted = [here.submit_messages(f"q{n}", submission_id=f"s{n}") for n in range(rounds)]
-    following = reader.listen()
+    accepted = [here.submit_messages(f"q{n}") for n in range(50)]
 
-    def follow() -> list[Any]:
-        wrong, ended = [], 0
-        for event in following:
-            if event.type == "done":
-                found, said = (
-                    reader.inspect_submission(event.submission_id),
-                    reader.get_message(event.message_id),
-                )
-                if found.status != "completed" or shape(said)[-1] != f"answer to q{ended}":
-                    wrong.append((event, found.status))
-                ended += 1
-                if ended == rounds:
-                    return wrong
-        raise AssertionError("the listener ended before the last turn")
+    def follow(n: int) -> tuple[Any, Any]:
+        *_, done = reader.listen(accepted[n].submission_id)
+        found = reader.inspect_submission(accepted[n].submission_id)
+        return (found.status, shape(reader.get_message(done.message_id)))
 
-    heard = pool.submit(follow)
+    heard = pool.submit(lambda: [follow(n) for n in range(50)])
     for submission in accepted:
         submissions.run(rt, submission.submission_id)
 
-    assert heard.result(60) == []
+    assert heard.result(60) == [("completed", ["|", f"answer to q{n}"]) for n in range(50)]
