@@ -53,6 +53,17 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def freeze(self) -> None:
+        """Stop it where it is, and return once every thread of it has stopped."""
+        self.signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        while any(_state(thread) not in "Tt" for thread in tasks.iterdir()):
+            time.sleep(0.002)
+
+    def thaw(self) -> None:
+        """Let it run again."""
+        self.signal(signal.SIGCONT)
+
     def marked(self, name: str, seconds: float = 60.0) -> float:
         """When it set that mark (by ``time.monotonic``), which must come within *seconds*."""
         mark = Path(f"{self.log}.{name}")
@@ -70,6 +81,13 @@ class Process:
     def output(self) -> str:
         """What it wrote."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+def _state(thread: Path) -> str:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:  # it has ended
+        return "T"
 
 
 class Nursery:

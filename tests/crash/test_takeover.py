@@ -79,11 +79,11 @@ class TestAWorkerThatWasFrozen:
 
     def freeze(self, stage: Stage, point: str) -> tuple[Process, Process]:
         first = held(stage, "plain", point)
-        first.signal(signal.SIGSTOP)
+        first.freeze()
         while not stage.can_write():  # on SQLite, a process frozen in a write freezes everybody
-            first.signal(signal.SIGCONT)
+            first.thaw()
             time.sleep(0.05)
-            first.signal(signal.SIGSTOP)
+            first.freeze()
         second = stage.start("plain")
         second.marked("ready")
         return first, second
@@ -91,7 +91,7 @@ class TestAWorkerThatWasFrozen:
     def thaw(self, stage: Stage, first: Process, says: str = "lease was lost") -> None:
         """Let it go on, and wait until it has noticed that its work is another's."""
         first.go()
-        first.signal(signal.SIGCONT)
+        first.thaw()
         stage.until(lambda: says in first.output(), 10, what=f"saying {says!r}")
         time.sleep(1.5 * TICK)  # for what it would still write
 
@@ -161,7 +161,7 @@ class TestAWorkerThatWasFrozenInATransaction:
         other = type(stage.agent).bound_to(stage.rt, "bob")
         mine = stage.submit("do: note").submission_id
         first = held(stage, "plain", point)
-        first.signal(signal.SIGSTOP)
+        first.freeze()
         stage.start("plain").marked("ready")
         time.sleep(LEASE)
 
