@@ -1,8 +1,10 @@
 """Durable agent turns and durable workflows on the Celery, Redis and SQL database that you have."""
 
-from think_celery.agent import Submission, Think
+from think_celery.agent import Think
 from think_celery.app import ThinkCelery
 from think_celery.domain.live import LiveEvent
+from think_celery.domain.receipts import Submission
+from think_celery.domain.runs import WorkflowRun
 from think_celery.messages import UIMessage
 from think_celery.retries import Retry
 from think_celery.signals import AbortController, AbortSignal
@@ -25,6 +27,7 @@ __all__ = [
     "ToolContext",
     "UIMessage",
     "WorkflowEvent",
+    "WorkflowRun",
     "WorkflowStatus",
     "tool",
 ]

@@ -2,102 +2,22 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Self
 
 from think_celery import providers
-from think_celery.clock import to_microseconds
-from think_celery.domain import conversation, live, submissions, workflows
+from think_celery.domain import conversation, live, runs, submissions, workflows
 from think_celery.domain.live import LiveEvent
+from think_celery.domain.receipts import Submission, as_submission
+from think_celery.domain.runs import WorkflowRun
 from think_celery.errors import AsyncNotSupported
 from think_celery.ids import AgentRef
 from think_celery.messages import Messages, UIMessage
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
-from think_celery.states import SubmissionStatus
 from think_celery.tools import Tool, as_tools, is_tool, tools_of
 
 HOOKS = ("get_model", "get_system_prompt", "get_tools")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Submission:
-    """One accepted turn, as it stood when it was read.
-
-    ``accepted`` is False where an earlier call had stored it; ``same_payload`` tells whether that one had
-    the same messages. ``message_id`` is the answer's. ``error`` is the reason of one that was cancelled, too.
-    """
-
-    submission_id: str
-    agent: AgentRef
-    status: SubmissionStatus
-    accepted: bool
-    same_payload: bool
-    idempotency_key: str | None
-    metadata: dict[str, Any] | None
-    fingerprint: str
-    message_id: str | None
-    error_type: str | None
-    error: str | None
-    created_at: datetime
-    started_at: datetime | None
-    completed_at: datetime | None
-    _rt: Runtime = field(repr=False, compare=False)
-
-    @property
-    def request_id(self) -> str:
-        """The same as ``submission_id``."""
-        return self.submission_id
-
-    def message(self) -> UIMessage | None:
-        """The answer, read afresh: ``None`` as long as nothing of it is stored."""
-        row = submissions.require(self._rt, self.submission_id)
-        if row.message_id is None:
-            return None
-        return conversation.get_message(self._rt, self.agent, row.message_id)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A receipt in JSON values and JavaScript spelling; what is not set is left out."""
-        receipt = {
-            "submissionId": self.submission_id,
-            "requestId": self.request_id,
-            "status": str(self.status),
-            "accepted": self.accepted,
-            "idempotencyKey": self.idempotency_key,
-            "metadata": self.metadata,
-            "messageId": self.message_id,
-            "errorType": self.error_type,
-            "error": self.error,
-            "createdAt": _milliseconds(self.created_at),
-            "startedAt": _milliseconds(self.started_at),
-            "completedAt": _milliseconds(self.completed_at),
-        }
-        return {name: value for name, value in receipt.items() if value is not None}
-
-
-def _milliseconds(moment: datetime | None) -> int | None:
-    return None if moment is None else to_microseconds(moment) // 1000
-
-
-def _as_submission(rt: Runtime, row: Any, *, accepted: bool = False, same_payload: bool = True) -> Submission:
-    return Submission(
-        submission_id=row.id,
-        agent=AgentRef(row.agent_class, row.agent_name),
-        status=SubmissionStatus(row.status),
-        accepted=accepted,
-        same_payload=same_payload,
-        idempotency_key=row.idempotency_key,
-        metadata=row.metadata,
-        fingerprint=row.fingerprint,
-        message_id=row.message_id,
-        error_type=row.error_type,
-        error=row.error,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        completed_at=row.completed_at,
-        _rt=rt,
-    )
 
 
 def _refuse_async(cls: type) -> None:
@@ -251,17 +171,17 @@ class Think:
             metadata=metadata,
             queue=self.queue or rt.settings.queue,
         )
-        return _as_submission(rt, row, accepted=accepted, same_payload=same)
+        return as_submission(rt, row, accepted=accepted, same_payload=same)
 
     def inspect_submission(self, submission_id: str) -> Submission | None:
         """The submission as it stands now; ``None`` if this agent has none of that id."""
         row = submissions.get(self.runtime, submission_id)
-        return _as_submission(self.runtime, row) if row is not None and row.agent_id == self.ref.id else None
+        return as_submission(self.runtime, row) if row is not None and row.agent_id == self.ref.id else None
 
     def get_submission_by_key(self, idempotency_key: str) -> Submission | None:
         """The submission that was accepted with that key, or ``None``."""
         row = submissions.get_by_key(self.runtime, self.ref, idempotency_key)
-        return None if row is None else _as_submission(self.runtime, row)
+        return None if row is None else as_submission(self.runtime, row)
 
     def list_submissions(
         self, *, status: str | Sequence[str] | None = None, limit: int = 100
@@ -272,7 +192,7 @@ class Think:
             ValueError: A status is none, or *limit* is not between 1 and 1000.
         """
         rows = submissions.find(self.runtime, self.ref, status=status, limit=limit)
-        return [_as_submission(self.runtime, row) for row in rows]
+        return [as_submission(self.runtime, row) for row in rows]
 
     def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
         """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is.
@@ -379,3 +299,23 @@ class Think:
             payload=payload,
             idempotency_key=idempotency_key,
         )
+
+    def get_workflow(self, workflow_id: str, *, workflow: Any = None) -> WorkflowRun:
+        """A workflow as it stands now, with its ``output`` once it is complete. Any process may ask.
+
+        Args:
+            workflow_id: The id that :meth:`run_workflow` returned.
+            workflow: The workflow class or its registered name, where several have a run of that id.
+
+        Raises:
+            WorkflowNotFound: There is none.
+            AmbiguousWorkflow: Several classes have one.
+        """
+        return runs.look_up(self.runtime, workflow_id, workflow)
+
+    def resume_workflow(self, workflow_id: str, *, workflow: Any = None) -> bool:
+        """Let a workflow go on that is paused (its code did not fit its journal, say); tells whether it was.
+
+        Raises what :meth:`get_workflow` raises.
+        """
+        return runs.resume(self.runtime, workflow_id, workflow)

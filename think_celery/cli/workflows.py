@@ -15,13 +15,12 @@ from think_celery.cli.common import (
     print_table,
     runtime_of,
 )
+from think_celery.domain import runs
 from think_celery.domain import workflows as domain
-from think_celery.errors import AmbiguousWorkflow, WorkflowNotFound
+from think_celery.domain.runs import find_row
 from think_celery.ids import WorkflowRef
-from think_celery.runtime import Runtime
 from think_celery.states import WorkflowStatus
 from think_celery.store import steps
-from think_celery.store import workflows as rows_of
 
 
 @click.group(cls=Group)
@@ -88,7 +87,7 @@ def show(
 ) -> None:
     """Show one run and its journal: what it has done, and what it waits for."""
     rt = runtime_of(app, database_url)
-    row = _find(rt, workflow_id, workflow)
+    row = find_row(rt, workflow_id, workflow)
     journal = rt.db.read(lambda tx: steps.of_run(tx, row.key, row.run))
     if as_json:
         print_json(_as_dict(row) | {"steps": [_step_as_dict(step) for step in journal]})
@@ -135,7 +134,9 @@ def send_event(
     except ValueError as error:
         raise click.BadParameter(f"it is no JSON: {error}", param_hint="--payload") from None
     rt = runtime_of(app, database_url)
-    reference = WorkflowRef(workflow, workflow_id) if workflow else _reference(_find(rt, workflow_id, None))
+    reference = (
+        WorkflowRef(workflow, workflow_id) if workflow else _reference(find_row(rt, workflow_id, None))
+    )
     try:
         domain.send_event(rt, reference, type=event_type, payload=value, idempotency_key=key)
     except ValueError as error:
@@ -143,21 +144,16 @@ def send_event(
     click.echo(f"Sent {event_type!r} to {reference}.")
 
 
-def _find(rt: Runtime, workflow_id: str, workflow: str | None) -> Any:
-    """The row of that run.
-
-    Raises:
-        WorkflowNotFound: There is none.
-        AmbiguousWorkflow: Several classes have one of that id.
-    """
-    found = rt.db.look(lambda tx: rows_of.by_id(tx, workflow_id))
-    if workflow is not None:
-        found = [row for row in found if row.workflow == workflow]
-    if not found:
-        raise WorkflowNotFound(workflow_id, workflow)
-    if len(found) > 1:
-        raise AmbiguousWorkflow(workflow_id, [row.workflow for row in found])
-    return found[0]
+@workflows.command()
+@click.argument("workflow_id")
+@workflow_option
+@app_options
+def resume(workflow_id: str, workflow: str | None, app: str | None, database_url: str | None) -> None:
+    """Let a paused run go on: one whose code did not fit its journal, once the right code is deployed."""
+    rt = runtime_of(app, database_url)
+    if not runs.resume(rt, workflow_id, workflow):
+        raise Unusable(f"{workflow_id!r} is not paused, so there is nothing to resume.")
+    click.echo(f"Resumed {workflow_id!r}.")
 
 
 def _reference(row: Any) -> WorkflowRef:

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from think_celery import serialization
+from think_celery.domain import workflows as domain
 from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.states import WorkflowStatus
@@ -87,3 +88,9 @@ def look_up(rt: "Runtime", workflow_id: str, workflow: Any = None) -> WorkflowRu
         completed_at=row.completed_at,
         _output=row.output,
     )
+
+
+def resume(rt: "Runtime", workflow_id: str, workflow: Any = None) -> bool:
+    """Let a paused workflow go on, and say whether it was paused. Raises what :func:`find_row` raises."""
+    row = find_row(rt, workflow_id, workflow)
+    return domain.resume(rt, WorkflowRef(row.workflow, row.workflow_id))
