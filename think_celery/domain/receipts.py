@@ -1,0 +1,95 @@
+"""Submissions as their users see them."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from think_celery.clock import to_microseconds
+from think_celery.domain import conversation, submissions
+from think_celery.ids import AgentRef
+from think_celery.messages import UIMessage
+from think_celery.states import SubmissionStatus
+
+if TYPE_CHECKING:
+    from think_celery.runtime import Runtime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """One accepted turn, as it stood when it was read.
+
+    ``accepted`` is False where an earlier call had stored it; ``same_payload`` tells whether that one had
+    the same messages. ``message_id`` is the answer's. ``error`` is the reason of one that was cancelled, too.
+    """
+
+    submission_id: str
+    agent: AgentRef
+    status: SubmissionStatus
+    accepted: bool
+    same_payload: bool
+    idempotency_key: str | None
+    metadata: dict[str, Any] | None
+    fingerprint: str
+    message_id: str | None
+    error_type: str | None
+    error: str | None
+    created_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    _rt: "Runtime" = field(repr=False, compare=False)
+
+    @property
+    def request_id(self) -> str:
+        """The same as ``submission_id``."""
+        return self.submission_id
+
+    def message(self) -> UIMessage | None:
+        """The answer, read afresh: ``None`` as long as nothing of it is stored."""
+        row = submissions.require(self._rt, self.submission_id)
+        if row.message_id is None:
+            return None
+        return conversation.get_message(self._rt, self.agent, row.message_id)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A receipt in JSON values and JavaScript spelling; what is not set is left out."""
+        receipt = {
+            "submissionId": self.submission_id,
+            "requestId": self.request_id,
+            "status": str(self.status),
+            "accepted": self.accepted,
+            "idempotencyKey": self.idempotency_key,
+            "metadata": self.metadata,
+            "messageId": self.message_id,
+            "errorType": self.error_type,
+            "error": self.error,
+            "createdAt": _milliseconds(self.created_at),
+            "startedAt": _milliseconds(self.started_at),
+            "completedAt": _milliseconds(self.completed_at),
+        }
+        return {name: value for name, value in receipt.items() if value is not None}
+
+
+def _milliseconds(moment: datetime | None) -> int | None:
+    return None if moment is None else to_microseconds(moment) // 1000
+
+
+def as_submission(
+    rt: "Runtime", row: Any, *, accepted: bool = False, same_payload: bool = True
+) -> Submission:
+    return Submission(
+        submission_id=row.id,
+        agent=AgentRef(row.agent_class, row.agent_name),
+        status=SubmissionStatus(row.status),
+        accepted=accepted,
+        same_payload=same_payload,
+        idempotency_key=row.idempotency_key,
+        metadata=row.metadata,
+        fingerprint=row.fingerprint,
+        message_id=row.message_id,
+        error_type=row.error_type,
+        error=row.error,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        completed_at=row.completed_at,
+        _rt=rt,
+    )
