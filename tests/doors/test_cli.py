@@ -160,6 +160,23 @@ class TestWorkflows:
         ]
         assert "prepare   do        done" in text
 
+    def test_a_paused_run_is_resumed_once(self, t: ThinkTest, sqlite_url: str, monkeypatch: Any) -> None:
+        """A run that stopped because its code did not fit goes on when told; one that is not paused can't."""
+        self.start(t)
+        monkeypatch.setattr(CliWorkflow, "run", lambda self, event, step: step.do("other", dict))
+        CliAgent("a").send_workflow_event(CliWorkflow, "wf-1", type="approval", payload={"approved": True})
+        t.run_until_idle()
+        assert CliAgent("a").get_workflow("wf-1").status == "paused"
+        monkeypatch.undo()
+
+        resumed = [run("workflows", "resume", "wf-1", "--database-url", sqlite_url) for _ in range(2)]
+        t.skip("5 seconds")
+
+        assert (resumed[0].exit_code, resumed[0].stdout) == (0, "Resumed 'wf-1'.\n")
+        assert resumed[1].exit_code != 0
+        assert "is not paused" in resumed[1].stderr
+        assert CliAgent("a").get_workflow("wf-1").status == "complete"
+
     def test_an_event_goes_to_the_run_that_waits_for_it(self, t: ThinkTest, sqlite_url: str) -> None:
         """An approval sent by hand: the payload is JSON, and the same key twice is one event (A7)."""
         self.start(t)
