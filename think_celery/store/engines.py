@@ -23,6 +23,8 @@ _SQLITE_ERROR, _SQLITE_BUSY, _SQLITE_LOCKED = 1, 5, 6
 def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
     """An engine whose transactions behave as the package counts on, whatever the server's defaults are.
 
+    Its errors don't show the parameters of statements: those hold what users wrote, and errors are logged.
+
     *busy_timeout* is how long SQLite waits for its one writer. Without *durable* its last commits may be
     lost in a power cut.
     """
@@ -34,6 +36,7 @@ def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
             connect_args=driver_arguments(url),
             isolation_level="READ COMMITTED",  # what every conditional UPDATE here counts on
             pool_use_lifo=True,
+            hide_parameters=True,
         )
     except ModuleNotFoundError as error:
         raise MissingExtra("The database PostgreSQL", "postgres") from error
@@ -55,7 +58,8 @@ def _sqlite(url: URL, busy_timeout: timedelta, durable: bool) -> Engine:
         _repeat_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL"))
         connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
 
-    engine = create_engine(url, connect_args={"timeout": busy_timeout.total_seconds()})
+    limit = {"timeout": busy_timeout.total_seconds()}
+    engine = create_engine(url, connect_args=limit, hide_parameters=True)
     event.listen(engine, "connect", set_up)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
