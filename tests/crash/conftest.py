@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -167,6 +168,14 @@ def stage(theatre: Theatre, database: str) -> Theatre:
     Such a test is not called as usual: the theatre plays it, at the same time as others.
     """
     return theatre
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a race test run ``CRASH_REPEAT`` times, for whoever wants to know how sure it is."""
+    times = int(os.environ.get("CRASH_REPEAT", "1"))
+    if times > 1 and "stage" in metafunc.fixturenames:
+        metafunc.fixturenames.append("repeat")
+        metafunc.parametrize("repeat", range(times))
 
 
 @pytest.hookimpl(tryfirst=True)
