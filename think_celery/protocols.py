@@ -219,7 +219,7 @@ class EventLog(Protocol):
 class Knock:
     """A hint that a row has work: the Celery task to send. It carries ids only; losing it is harmless."""
 
-    task: Literal["think.submission.run", "think.workflow.advance", "think.outbox.deliver"]
+    task: str
     task_id: str
     kwargs: dict[str, str]
     queue: str | None = None

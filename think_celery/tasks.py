@@ -2,19 +2,20 @@
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from think_celery.domain import outbox, submissions, tick, workflows
+from think_celery.domain import tick
 from think_celery.domain.outcomes import Outcome
-from think_celery.errors import TaskFailed, TurnFailed, WorkflowFailed
+from think_celery.domain.work import WORK, Work
+from think_celery.errors import TaskFailed
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
 
 logger = logging.getLogger("think_celery.tasks")
 
+TICK = "think.tick"
 GRACE_SECONDS = 60
 NO_LIMIT_SECONDS = 365 * 86_400
 """A task without a limit of its own would get the pool's, which the host sets for its own tasks."""
@@ -53,42 +54,33 @@ class ThinkTask(Task):  # type: ignore[misc,type-arg,unused-ignore]
 def set_limits(app: Celery, settings: Settings) -> None:
     """Give our tasks time limits beyond every deadline of ours: those end the work in order, a limit kills."""
     longest = int(settings.turn_timeout_seconds)
-    for name in ("think.submission.run", "think.workflow.advance", "think.outbox.deliver", "think.tick"):
-        # Each step of a workflow has a deadline; all of them together have none.
-        deadline = NO_LIMIT_SECONDS if name == "think.workflow.advance" else longest
+    for name in (*WORK, TICK):
+        has_deadline = name not in WORK or WORK[name].has_deadline
+        limit = (longest if has_deadline else NO_LIMIT_SECONDS) + GRACE_SECONDS
         task = app.tasks[name]
-        task.soft_time_limit = deadline + GRACE_SECONDS
-        task.time_limit = deadline + 2 * GRACE_SECONDS
+        task.soft_time_limit, task.time_limit = limit, limit + GRACE_SECONDS
 
 
 def register(app: Celery, runtime: Callable[[], Runtime]) -> None:
     """Add our tasks to this app, and to no other of the process."""
 
-    def task(name: str) -> Any:
-        return app.task(name=name, base=ThinkTask, shared=False)
+    def add(name: str, task: Callable[..., str]) -> None:
+        app.task(name=name, base=ThinkTask, shared=False)(task)
 
-    @task("think.submission.run")  # type: ignore[untyped-decorator,unused-ignore]
-    def run_submission(*, submission: str) -> str:
-        """Run that submission if its turn has come."""
-        rt = _ready(runtime())
-        return _report(rt, submissions.run(rt, submission), TurnFailed)
+    def task_of(work: Work) -> Callable[..., str]:
+        def task(**ids: str) -> str:
+            rt = _ready(runtime())
+            return _report(rt, work.run(rt, **ids), work.failure)
 
-    @task("think.workflow.advance")  # type: ignore[untyped-decorator,unused-ignore]
-    def advance_workflow(*, workflow: str, workflow_id: str) -> str:
-        """Take that workflow as far as it goes now."""
-        rt = _ready(runtime())
-        return _report(rt, workflows.advance(rt, workflow, workflow_id), WorkflowFailed)
+        return task
 
-    @task("think.outbox.deliver")  # type: ignore[untyped-decorator,unused-ignore]
-    def deliver_news(*, outbox_id: str) -> str:
-        """Deliver that piece of news to its workflow."""
-        rt = _ready(runtime())
-        return _report(rt, outbox.deliver(rt, outbox_id), TaskFailed)
-
-    @task("think.tick")  # type: ignore[untyped-decorator,unused-ignore]
     def run_tick() -> str:
         """Look after what is due or lost; for schedulers other than the workers' own timer."""
         return f"{tick.run(runtime())} rows"
+
+    for name, work in WORK.items():
+        add(name, task_of(work))
+    add(TICK, run_tick)
 
 
 def _ready(rt: Runtime) -> Runtime:

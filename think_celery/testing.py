@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from think_celery import providers
-from think_celery.domain import outbox, submissions, tick, workflows
-from think_celery.domain.outcomes import Outcome
+from think_celery.domain import tick, workflows
+from think_celery.domain.work import perform
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import NoModel
 from think_celery.events.sql import SqlEventLog
@@ -202,17 +202,6 @@ class ThinkTest:
             WorkflowError: It is not complete; the text says how it stands, and why.
         """
         return workflows.output(self.rt, workflows.reference(workflow, workflow_id))
-
-
-def perform(rt: Runtime, knock: Knock) -> Outcome:
-    """Do what a worker does when it gets this message."""
-    match knock.task:
-        case "think.submission.run":
-            return submissions.run(rt, knock.kwargs["submission"])
-        case "think.workflow.advance":
-            return workflows.advance(rt, knock.kwargs["workflow"], knock.kwargs["workflow_id"])
-        case "think.outbox.deliver":
-            return outbox.deliver(rt, knock.kwargs["outbox_id"])
 
 
 _template: Path | None = None

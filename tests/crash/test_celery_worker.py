@@ -186,7 +186,7 @@ class TestARealBroker:
         assert (headers["id"], args, kwargs) == (
             submission.submission_id,
             [],
-            {"submission": submission.submission_id},
+            {"submission_id": submission.submission_id},
         )
         assert (
             headers["kwargsrepr"] == f"{{'submission': '{submission.submission_id}', 'agent': 'Scribe/ada'}}"

@@ -25,13 +25,13 @@ from tests.crash.project import Saga, Scribe
 from think_celery.app import ThinkCelery
 from think_celery.clock import SystemClock
 from think_celery.domain import leases, tick
+from think_celery.domain.work import perform
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.protocols import Knock
 from think_celery.runtime import Runtime, set_current
 from think_celery.settings import Settings
 from think_celery.store.database import Database
-from think_celery.testing import perform
 from think_celery.worker import Ticker
 
 LOG = "CRASH_LOG"

@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 from tests.domain.flows import worker
 from think_celery import Think
 from think_celery.domain import submissions
+from think_celery.domain.work import perform
 from think_celery.messages import as_messages
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.runtime import Runtime
 from think_celery.store import processes, tables
 from think_celery.store.joined import joined
-from think_celery.testing import perform
 
 PATIENCE = 60.0
 FORK = multiprocessing.get_context("fork")

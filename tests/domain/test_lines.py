@@ -19,9 +19,10 @@ from tests.domain.crowd import (
     transaction,
 )
 from think_celery.domain import submissions, tick, turns
+from think_celery.domain.work import perform
 from think_celery.runtime import agent_classes
 from think_celery.store import tables
-from think_celery.testing import perform, think_test
+from think_celery.testing import think_test
 
 
 @pytest.fixture

@@ -22,11 +22,12 @@ from tests.domain.crowd import (
     workers,
 )
 from think_celery.domain import submissions, turns
+from think_celery.domain.work import perform
 from think_celery.errors import SubmissionConflict
 from think_celery.store import submissions as rows
 from think_celery.store import tables
 from think_celery.store.database import Refused
-from think_celery.testing import perform, think_test
+from think_celery.testing import think_test
 
 
 @pytest.fixture

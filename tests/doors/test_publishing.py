@@ -34,7 +34,7 @@ def knock(number: int = 1, queue: str | None = None) -> Knock:
     return Knock(
         task="think.submission.run",
         task_id=f"id-{number}",
-        kwargs={"submission": f"id-{number}"},
+        kwargs={"submission_id": f"id-{number}"},
         queue=queue,
         shows={"submission": f"id-{number}"},
     )
@@ -68,7 +68,7 @@ class TestSending:
         assert message.headers["id"] == "id-1"
         assert message.headers["kwargsrepr"] == "{'submission': 'id-1'}"
         assert message.content_type == "application/json"
-        assert message.payload[1] == {"submission": "id-1"}
+        assert message.payload[1] == {"submission_id": "id-1"}
 
     def test_many_threads_share_one_connection(self) -> None:
         """Each of eighty calls sends its own, none is lost and none is sent twice."""
@@ -217,12 +217,12 @@ class TestEager:
         publisher = Publisher(app, SystemClock())
 
         @app.task(name="own.run", shared=False)
-        def run(submission: str) -> None:
-            order.append(f"begin {submission}")
-            if submission == "id-1":
+        def run(submission_id: str) -> None:
+            order.append(f"begin {submission_id}")
+            if submission_id == "id-1":
                 publisher(replace(knock(2), task="own.run"))
                 publisher(replace(knock(3), task="own.run"))
-            order.append(f"end {submission}")
+            order.append(f"end {submission_id}")
 
         publisher(replace(knock(1), task="own.run"))
 

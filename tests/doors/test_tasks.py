@@ -61,7 +61,7 @@ class TestWords:
         t.script(Clerk, say("Good morning."))
         submission = Clerk("ada").submit_messages("Hello")
 
-        word = app.tasks["think.submission.run"](submission=submission.submission_id)
+        word = app.tasks["think.submission.run"](submission_id=submission.submission_id)
 
         assert word == "completed"
 
@@ -76,12 +76,12 @@ class TestWords:
 
         with caplog.at_level(logging.INFO, "think_celery.tasks"):
             with pytest.raises(Ignore, match="not-head"):
-                run(submission=second.submission_id)
-            run(submission=first.submission_id)
+                run(submission_id=second.submission_id)
+            run(submission_id=first.submission_id)
             with pytest.raises(Ignore, match="ended-before"):
-                run(submission=first.submission_id)
+                run(submission_id=first.submission_id)
             with pytest.raises(Ignore, match="not-found"):
-                run(submission="nobody")
+                run(submission_id="nobody")
 
         assert [record.message for record in caplog.records if record.name == "think_celery.tasks"] == [
             "not-head",
@@ -104,7 +104,7 @@ class TestWords:
 
     def test_celery_shows_no_state_for_an_ignored_run(self, t: ThinkTest, app: Celery) -> None:
         """The same through Celery's own tracing: the state is neither success nor failure."""
-        result = app.tasks["think.submission.run"].apply(kwargs={"submission": "nobody"})
+        result = app.tasks["think.submission.run"].apply(kwargs={"submission_id": "nobody"})
 
         assert result.state == "IGNORED"
 
@@ -119,7 +119,7 @@ class TestWords:
         t.rt.stopping.abort("told to")
 
         with pytest.raises(Reject) as refused:
-            app.tasks["think.submission.run"](submission=submission.submission_id)
+            app.tasks["think.submission.run"](submission_id=submission.submission_id)
 
         assert refused.value.requeue
         assert submission.message() is None
@@ -132,7 +132,7 @@ class TestErrorsAreRed:
         submission = Clerk("ada").submit_messages("my-password-is-tulip")
 
         with pytest.raises(TurnFailed) as failed:
-            app.tasks["think.submission.run"](submission=submission.submission_id)
+            app.tasks["think.submission.run"](submission_id=submission.submission_id)
 
         row = Clerk("ada").inspect_submission(submission.submission_id)
         assert row is not None

@@ -5,13 +5,17 @@ from typing import Any
 from think_celery.ids import WorkflowRef, advance_task_id
 from think_celery.protocols import Knock
 
+RUN_SUBMISSION = "think.submission.run"
+ADVANCE_WORKFLOW = "think.workflow.advance"
+DELIVER_NEWS = "think.outbox.deliver"
+
 
 def for_submission(row: Any) -> Knock:
     """The knock that runs a submission."""
     return Knock(
-        task="think.submission.run",
+        task=RUN_SUBMISSION,
         task_id=row.id,
-        kwargs={"submission": row.id},
+        kwargs={"submission_id": row.id},
         queue=row.queue,
         shows={"submission": row.id, "agent": f"{row.agent_class}/{row.agent_name}"},
     )
@@ -22,7 +26,7 @@ def for_workflow(row: Any, *, at: str | None = None) -> Knock:
     ref = WorkflowRef(row.workflow, row.workflow_id)
     shows = {"workflow": row.workflow, "id": row.workflow_id}
     return Knock(
-        task="think.workflow.advance",
+        task=ADVANCE_WORKFLOW,
         task_id=advance_task_id(ref, row.run, row.wakes),
         kwargs={"workflow": row.workflow, "workflow_id": row.workflow_id},
         queue=row.queue,
@@ -34,7 +38,7 @@ def for_workflow(row: Any, *, at: str | None = None) -> Knock:
 def for_outbox(outbox_id: str, queue: str | None = None) -> Knock:
     """The knock that delivers a piece of news."""
     return Knock(
-        task="think.outbox.deliver",
+        task=DELIVER_NEWS,
         task_id=outbox_id,
         kwargs={"outbox_id": outbox_id},
         queue=queue,
