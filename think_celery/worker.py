@@ -8,6 +8,7 @@ from celery import bootsteps
 
 from think_celery.domain import tick
 from think_celery.errors import ConfigurationError
+from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.tasks import set_limits
 
@@ -33,9 +34,9 @@ class Ticker:
         while not self._stop.is_set():
             try:
                 tick.run(self._rt)
-            except Exception:
+            except Exception as error:
                 # The database may be away for a while. The next pass looks again.
-                logger.exception("a tick failed; the next one tries again")
+                logger.error("a tick failed; the next one tries again: %s", trace_of(error))
             self._stop.wait(TICK_SECONDS)
 
     def stop(self) -> None:

@@ -27,11 +27,12 @@ from think_celery.errors import (
     UnreadableValue,
 )
 from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.logs import trace_of
 from think_celery.runtime import agent_classes, workflow_classes
 from think_celery.states import WorkflowStatus
-from think_celery.store import lines, steps, workflows
+from think_celery.store import leases, steps, workflows
 from think_celery.store.database import Tx
-from think_celery.store.lines import Lease
+from think_celery.store.leases import Lease
 from think_celery.store.submissions import MISSED_AFTER
 
 if TYPE_CHECKING:
@@ -252,9 +253,9 @@ class _Pass:
             self.replay.journal.end(f"raised {type(error).__name__}")
         except ReplayMismatch as mismatch:
             mismatch.__cause__ = error
-            logger.warning("%s stopped where its journal goes on", self.ref, exc_info=error)
+            logger.warning("%s stopped where its journal goes on: %s", self.ref, trace_of(error))
             return self._paused(mismatch)
-        logger.info("%s raised", self.ref, exc_info=error)
+        logger.info("%s raised %s", self.ref, trace_of(error))
         return self._ended_in_error(error)
 
     def _ended_in_error(self, error: BaseException) -> Outcome:
@@ -267,9 +268,9 @@ class _Pass:
         def work(tx: Tx) -> Outcome:
             self._must(workflows.stop_resumably(tx, self.lease, error_type, text))
             logger.error(
-                "%s is paused until it is resumed: %s",
+                "%s is paused until it is resumed (%s); its row says more",
                 self.ref,
-                text,
+                error_type,
                 extra={"think_event": "workflow.paused", "think_workflow": self.ref.workflow_id},
             )
             return Outcome("paused", ended=True, row=str(self.ref), error_type=error_type)
@@ -314,7 +315,7 @@ class _Pass:
         """
 
         def fenced(tx: Tx) -> T:
-            lines.fence(tx, self.lease)
+            leases.fence(tx, self.lease)
             return work(tx)
 
         before, after = POINTS[what]
@@ -324,10 +325,10 @@ class _Pass:
         except LeaseLost:
             logger.warning("%s: the lease was lost; another worker goes on", self.ref)
             return Outcome("lease-lost")
-        except Exception:
+        except Exception as error:
             if what == "hand-over":
                 raise
-            logger.exception("%s: could not store how its run went", self.ref)
+            logger.error("%s: could not store how its run went: %s", self.ref, trace_of(error))
             return self._handed_over(orderly=False)
         self.rt.failpoint(after)
         return result

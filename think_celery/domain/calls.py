@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from think_celery.logs import trace_of
 from think_celery.signals import AbortSignal
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ class _Helper(Generic[T]):
         for close in at_thread_end:
             try:
                 close()
-            except Exception:
-                logger.exception("could not close what a helper thread had opened")
+            except Exception as error:
+                logger.error("could not close what a helper thread had opened: %s", trace_of(error))
         self._on_end()
 
     def take(self) -> Result[T]:

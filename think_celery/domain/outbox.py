@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from think_celery.domain import knocks
 from think_celery.domain.journal import describe
 from think_celery.domain.outcomes import Outcome
+from think_celery.logs import trace_of
 from think_celery.states import OutboxStatus, WorkflowStatus
 from think_celery.store import events, outbox, workflows
 from think_celery.store.database import Tx
@@ -80,9 +81,11 @@ def _failed(rt: "Runtime", news: Any, error: Exception) -> None:
     logger.warning("news %s could not be delivered (%s); next try in %s", news.id, error_type, after)
     try:
         rt.db.transact(lambda tx: outbox.failed(tx, news.id, f"{error_type}: {text}", after))
-    except Exception:
-        logger.exception(
-            "could not note the failed delivery of %s; the tick knocks for it all the same", news.id
+    except Exception as again:
+        logger.error(
+            "could not note the failed delivery of %s; the tick knocks for it all the same: %s",
+            news.id,
+            trace_of(again),
         )
 
 

@@ -11,6 +11,7 @@ from think_celery.domain import knocks, lines
 from think_celery.domain.conversation import UNKNOWN_OUTCOME
 from think_celery.domain.liveness import host_facts, known_dead
 from think_celery.errors import LeaseLost, TurnTimeout
+from think_celery.logs import trace_of
 from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines as line_rows
@@ -124,8 +125,8 @@ def sweep(rt: "Runtime", limit: int = 500) -> int:
 def _each(what: str, work: Callable[[], bool]) -> bool:
     try:
         return work()
-    except Exception:
-        logger.exception("could not recover %s; the next pass tries again", what)
+    except Exception as error:
+        logger.error("could not recover %s; the next pass tries again: %s", what, trace_of(error))
         return False
 
 

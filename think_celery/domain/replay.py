@@ -27,9 +27,10 @@ from think_celery.errors import (
     UnreadableValue,
 )
 from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.logs import trace_of
 from think_celery.signals import AbortSignal
 from think_celery.states import StepStatus
-from think_celery.store import lines, steps, workflows
+from think_celery.store import leases, steps, workflows
 from think_celery.store.database import Tx
 
 if TYPE_CHECKING:
@@ -185,8 +186,8 @@ class Replay:
             self.hold.check()
         except LeaseLost:
             self.halt("lost", step)
-        except Exception:
-            logger.exception("could not look after the lease of %s", self.workflow)
+        except Exception as error:
+            logger.error("could not look after the lease of %s: %s", self.workflow, trace_of(error))
             self.halt("interrupted", step)
         if self.hold.overdue:
             self.halt("interrupted", step)
@@ -206,7 +207,7 @@ class Replay:
 
     def fenced(self, tx: Tx, work: Callable[[Tx, int], T]) -> T:
         """The body of a holder's transaction: the fence first, then *work*."""
-        inbox = lines.fence(tx, self.hold.lease).inbox
+        inbox = leases.fence(tx, self.hold.lease).inbox
         result = work(tx, inbox)
         if self.attempts > 1:
             workflows.progress(tx, self.workflow.key)
@@ -220,8 +221,8 @@ class Replay:
             self.halt("lost", asked.ref.step)
         except ThinkError:
             raise
-        except Exception:
-            logger.exception("%s: could not store step %r", self.workflow, asked.ref.step)
+        except Exception as error:
+            logger.error("%s: could not store step %r: %s", self.workflow, asked.ref.step, trace_of(error))
             self.halt("interrupted", asked.ref.step)
         self.attempts = min(self.attempts, 1)
         return result

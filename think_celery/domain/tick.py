@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from think_celery.domain import knocks, outbox, recovery, workflows
+from think_celery.logs import trace_of
 from think_celery.store import outbox as outbox_rows
 from think_celery.store import processes, submissions
 from think_celery.store import workflows as workflow_rows
@@ -62,8 +63,8 @@ def _admitted(rt: "Runtime", kind: str) -> bool:
 def _guarded(rt: "Runtime", kind: str, work: Callable[["Runtime", int], int]) -> int:
     try:
         return work(rt, ROWS)
-    except Exception:
-        logger.exception("the tick's work on %s failed; the next pass tries again", kind)
+    except Exception as error:
+        logger.error("the tick's work on %s failed; the next pass tries again: %s", kind, trace_of(error))
         return 0
 
 
@@ -96,12 +97,14 @@ def _by_agent(rows: Iterable[Any]) -> dict[str, list[Any]]:
 def _look_at_agent(rt: "Runtime", agent_id: str, waiting: Sequence[Any]) -> int:
     try:
         return rt.db.transact(lambda tx: _knock_missed(rt, tx, agent_id, waiting))
-    except Exception:
-        logger.exception("could not look after the submissions of agent %s; they are put off", agent_id)
+    except Exception as error:
+        logger.error(
+            "could not look after the submissions of agent %s; they are put off: %s", agent_id, trace_of(error)
+        )
     try:
         return rt.db.transact(lambda tx: _put_off(tx, waiting))
-    except Exception:
-        logger.exception("could not put off the submissions of agent %s", agent_id)
+    except Exception as error:
+        logger.error("could not put off the submissions of agent %s: %s", agent_id, trace_of(error))
         return 0
 
 

@@ -28,6 +28,7 @@ from think_celery.errors import (
     TurnTimeout,
 )
 from think_celery.ids import AgentRef
+from think_celery.logs import trace_of
 from think_celery.messages import ToolPart, UIMessage, dump_parts
 from think_celery.protocols import Finish, Model, ModelRequest
 from think_celery.retries import Retry, jittered
@@ -35,7 +36,7 @@ from think_celery.signals import AbortController
 from think_celery.states import SubmissionStatus
 from think_celery.store import submissions
 from think_celery.store.database import Tx
-from think_celery.store.lines import Lease
+from think_celery.store.leases import Lease
 from think_celery.tools import Tool
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Turn:
                 raise error
             case Exception():
                 if not isinstance(error, ThinkError):
-                    logger.error("submission %s failed", self.row.id, exc_info=error)
+                    logger.error("submission %s failed: %s", self.row.id, trace_of(error))
                 return self._finish(SubmissionStatus.ERROR, error=error)
             case _:
                 raise error

@@ -10,6 +10,7 @@ from think_celery.domain import knocks, outbox
 from think_celery.domain.advance import WorkflowEvent, advance
 from think_celery.errors import NotSerializable, WorkflowError, WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
+from think_celery.logs import trace_of
 from think_celery.messages import json_value
 from think_celery.runtime import workflow_classes
 from think_celery.states import WorkflowStatus
@@ -280,8 +281,8 @@ def _each(rt: "Runtime", what: str, items: Iterable[Item], work: Callable[[Tx, I
     for item in items:
         try:
             done += rt.db.transact(lambda tx, item=item: work(tx, item))  # type: ignore[misc]
-        except Exception:
-            logger.exception("could not %s; the next pass tries again", what)
+        except Exception as error:
+            logger.error("could not %s; the next pass tries again: %s", what, trace_of(error))
     return done
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from weakref import WeakSet
 
 from think_celery.clock import Clock, SystemClock
+from think_celery.logs import trace_of
 from think_celery.protocols import EventLog, Frame
 
 logger = logging.getLogger("think_celery.events")
@@ -120,8 +121,10 @@ class LiveWriter:
         began = self._clock.elapsed()
         try:
             self._log.append(merged(frames))
-        except Exception:
-            self._stop_for_a_while("the live log can't be written", exc_info=True)
+        except Exception as error:
+            # What the network says quotes no frame; other errors' texts may.
+            why = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else trace_of(error)
+            self._stop_for_a_while("the live log can't be written", why)
             return
         took = self._clock.elapsed() - began
         if took > self._limit:
@@ -133,15 +136,15 @@ class LiveWriter:
     def _resting(self) -> bool:
         return self._rests_until is not None and self._clock.elapsed() < self._rests_until
 
-    def _stop_for_a_while(self, problem: str, *, exc_info: bool = False) -> None:
+    def _stop_for_a_while(self, problem: str, why: str = "") -> None:
         known = self._rests_until is not None
         self._rests_until = self._clock.elapsed() + self._rest
         if not known:
             logger.warning(
-                "%s; listeners get nothing for %g s, then from the database",
+                "%s; listeners get nothing for %g s, then from the database%s",
                 problem,
                 self._rest,
-                exc_info=exc_info,
+                f" ({why})" if why else "",
             )
 
 

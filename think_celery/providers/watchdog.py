@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from think_celery.clock import SystemClock
+from think_celery.logs import trace_of
 from think_celery.signals import AbortSignal
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,8 @@ class Guard:
             return
         try:
             self._cut()
-        except Exception:  # the watcher serves every other request too and must go on
-            logger.exception("A model connection could not be cut.")
+        except Exception as error:  # the watcher serves every other request too and must go on
+            logger.error("A model connection could not be cut: %s", trace_of(error))
 
 
 class _Watcher:

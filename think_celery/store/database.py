@@ -32,6 +32,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.clock import MICROSECOND, Clock
+from think_celery.logs import trace_of
 from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_passing, make_engine, pause
 from think_celery.store.types import UtcDateTime
@@ -47,7 +48,6 @@ Call = Callable[[], None]
 
 REPEATS = 5
 ZERO = timedelta(0)
-_REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _FORK_PATIENCE_SECONDS = 1.0
 
 _joined: ContextVar[Mapping["Database", Callable[[], "Tx"]]] = ContextVar(
@@ -104,6 +104,16 @@ class Tx:
             self.conn.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
             self.conn.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {milliseconds}")
 
+    def wait_at_most(self, span: timedelta) -> None:
+        """Let no statement of this transaction wait longer than *span* for another's lock; it raises then.
+
+        For passes over many rows, which one slow transaction of a caller must not hold up. On SQLite the
+        busy timeout is that limit.
+        """
+        if self.postgres:
+            milliseconds = span // timedelta(milliseconds=1)
+            self.conn.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
+
     def insert(self, table: Table) -> Any:
         """An INSERT of this database's dialect, which has ``on_conflict_do_nothing``."""
         return postgresql.insert(table) if self.postgres else sqlite.insert(table)
@@ -129,8 +139,8 @@ def make_calls(calls: list[Call]) -> None:
     for call in calls:
         try:
             call()
-        except Exception:
-            logger.exception("a call after a commit failed; the tick will do its work")
+        except Exception as error:
+            logger.error("a call after a commit failed; the tick will do its work: %s", trace_of(error))
 
 
 class Database:
