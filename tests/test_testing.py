@@ -19,12 +19,12 @@ from think_celery.store import submissions as submission_rows
 from think_celery.testing import FakeClock, SimulatedCrash, think_test
 
 
-class Clerk(Think):
+class Archivist(Think):
     def get_tools(self) -> Any:
         return [look]
 
 
-class Guard(Think):
+class Watchman(Think):
     pass
 
 
@@ -57,16 +57,16 @@ class TestRuntime:
     def test_nested(self):
         """The inner one ends, and the outer one goes on with its own rows."""
         with think_test(ScriptedModel(say("outer"))) as outer:
-            Clerk("a").submit_messages("Hi")
+            Archivist("a").submit_messages("Hi")
             with think_test(ScriptedModel(say("inner"))) as inner:
-                assert Clerk("a").messages == []
-                Clerk("a").submit_messages("Hi")
+                assert Archivist("a").messages == []
+                Archivist("a").submit_messages("Hi")
                 inner.run_until_idle()
-                assert Clerk("a").messages[1].text == "inner"
+                assert Archivist("a").messages[1].text == "inner"
             assert current() is outer.rt
             outer.run_until_idle()
 
-            assert Clerk("a").messages[1].text == "outer"
+            assert Archivist("a").messages[1].text == "outer"
 
     def test_it_is_restored_after_an_exception(self):
         """A failing test leaves nothing behind for the next one."""
@@ -99,10 +99,10 @@ class TestRuntime:
         with think_test(
             OpenAIModel("gpt", api_key="sk-0123456789", base_url="https://api.openai.com/v1")
         ) as t:
-            submission = Clerk("a").submit_messages("Hi")
+            submission = Archivist("a").submit_messages("Hi")
             t.run_until_idle()
 
-            done = Clerk("a").inspect_submission(submission.submission_id)
+            done = Archivist("a").inspect_submission(submission.submission_id)
 
         assert (done.status, done.error_type) == ("error", "NoModel")
         assert "forbidden" in done.error
@@ -112,30 +112,30 @@ class TestScripts:
     def test_each_class_has_its_own(self, t):
         """A script is for one class; `think_test(model=…)` and `use_model` are for the others."""
         t.use_model(FunctionModel(lambda request: say("anyone")))
-        model = t.script(Clerk, say("clerk"))
-        for agent in (Clerk("a"), Guard("a")):
+        model = t.script(Archivist, say("clerk"))
+        for agent in (Archivist("a"), Watchman("a")):
             agent.submit_messages("Hi")
         t.run_until_idle()
 
-        assert [Clerk("a").messages[1].text, Guard("a").messages[1].text] == ["clerk", "anyone"]
+        assert [Archivist("a").messages[1].text, Watchman("a").messages[1].text] == ["clerk", "anyone"]
         assert len(model.requests) == 1
 
     def test_nothing_scripted(self, t):
         """The turn ends in error, with the line to write."""
-        submission = Guard("a").submit_messages("Hi")
+        submission = Watchman("a").submit_messages("Hi")
         t.run_until_idle()
 
-        done = Guard("a").inspect_submission(submission.submission_id)
+        done = Watchman("a").inspect_submission(submission.submission_id)
         assert (done.status, done.error_type) == ("error", "NoModel")
-        assert 't.script(Guard, say("Hello"))' in done.error
+        assert 't.script(Watchman, say("Hello"))' in done.error
 
     def test_a_script_that_is_too_short(self, t):
         """The error lists what was asked, so the missing answer is easily found."""
-        t.script(Clerk, call("look"))
-        submission = Clerk("a").submit_messages("Hi there")
+        t.script(Archivist, call("look"))
+        submission = Archivist("a").submit_messages("Hi there")
         t.run_until_idle()
 
-        done = Clerk("a").inspect_submission(submission.submission_id)
+        done = Archivist("a").inspect_submission(submission.submission_id)
         assert "the script has 1 answers, and this is request 2" in done.error
         assert "Hi there" in done.error
 
@@ -145,47 +145,47 @@ class TestWork:
         """Turns of several agents, and what they lead to, in the order in which they were knocked for."""
         t.use_model(FunctionModel(lambda request: say(request.messages[-1].text.upper())))
         for name in ("a", "b", "a"):
-            Guard(name).submit_messages(name)
+            Watchman(name).submit_messages(name)
 
         t.run_until_idle()
         t.run_until_idle()
 
-        assert [m.text for m in Guard("a").messages] == ["a", "A", "a", "A"]
-        assert [m.text for m in Guard("b").messages] == ["b", "B"]
+        assert [m.text for m in Watchman("a").messages] == ["a", "A", "a", "A"]
+        assert [m.text for m in Watchman("b").messages] == ["b", "B"]
 
     def test_lost_messages_cost_only_time(self, t):
         """Promise 1: with every knock thrown away, the tick finds the work."""
-        t.script(Guard, say("Hi"))
-        submission = Guard("a").submit_messages("Hello")
+        t.script(Watchman, say("Hi"))
+        submission = Watchman("a").submit_messages("Hello")
 
         assert t.lose_messages() == 1
         t.run_until_idle()
-        assert Guard("a").inspect_submission(submission.submission_id).status == "pending"
+        assert Watchman("a").inspect_submission(submission.submission_id).status == "pending"
         t.skip("3 seconds")
 
-        assert Guard("a").inspect_submission(submission.submission_id).status == "completed"
+        assert Watchman("a").inspect_submission(submission.submission_id).status == "completed"
 
     def test_a_crash(self, t):
         """The worker dies once at that point, another one goes on; `crashes` lists what happened."""
-        t.script(Clerk, call("look"), say("ok"))
+        t.script(Archivist, call("look"), say("ok"))
         t.crash_at("turn:tool-stored")
-        Clerk("a").submit_messages("Hi")
+        Archivist("a").submit_messages("Hi")
 
         t.run_until_idle()
 
         assert t.crashes == ["turn:tool-stored"]
-        assert Clerk("a").messages[1].text == "ok"
+        assert Archivist("a").messages[1].text == "ok"
 
     def test_a_crash_of_the_caller(self, t):
         """At `submit:committed` it is the test itself that would die; it gets to see that."""
-        t.script(Guard, say("Hi"))
+        t.script(Watchman, say("Hi"))
         t.crash_at("submit:committed")
 
         with pytest.raises(SimulatedCrash):
-            Guard("a").submit_messages("Hello")
+            Watchman("a").submit_messages("Hello")
         t.skip(5)
 
-        assert Guard("a").messages[1].text == "Hi"
+        assert Watchman("a").messages[1].text == "Hi"
 
     def test_no_code_under_test_survives_a_crash(self, t):
         """`except Exception` in a tool does not catch it, and no other call of the step runs on."""
@@ -197,7 +197,7 @@ class TestWork:
 
         def one() -> str:
             try:
-                Guard("b").submit_messages("Hi")
+                Watchman("b").submit_messages("Hi")
             except Exception:
                 ran.append("caught")
             return "one"
@@ -232,7 +232,7 @@ class TestSkip:
 
         t.use_model(FunctionModel(respond))
         for name in ("slow", "quick"):
-            Guard(name).submit_messages(name)
+            Watchman(name).submit_messages(name)
 
         t.skip("3 days")
 
@@ -243,17 +243,17 @@ class TestSkip:
     def test_it_stops_where_it_was_told_to(self, t):
         """What is due later waits."""
         t.use_model(FunctionModel(lambda request: busy(3600)))
-        Guard("a").submit_messages("Hi")
+        Watchman("a").submit_messages("Hi")
 
         t.skip("59 minutes")
 
         assert t.clock.elapsed() == 59 * 60
-        assert Guard("a").list_submissions()[0].status == "pending"
+        assert Watchman("a").list_submissions()[0].status == "pending"
 
     def test_what_can_never_be_done_here(self, t):
         """A row of a class that this process does not know is passed over, not waited for in a circle."""
         t.use_model(FunctionModel(lambda request: busy(3600)))
-        submission = Guard("a").submit_messages("Hi")
+        submission = Watchman("a").submit_messages("Hi")
         t.run_until_idle()
         table = submission_rows.submissions
         t.rt.db.transact(lambda tx: tx.execute(table.update().values(agent_class="Gone")))
@@ -273,7 +273,7 @@ class TestSkip:
                 step.sleep("nap", "1 day")
                 return step.wait_for_event("go", type="go", timeout="3 days").payload
 
-        workflow_id = Guard("a").run_workflow(Waiting, workflow_id="w")
+        workflow_id = Watchman("a").run_workflow(Waiting, workflow_id="w")
         t.skip("3 days")
         assert t.workflow(Waiting, "w").status == "waiting"
         t.send_event(Waiting, workflow_id, type="go", payload={"ok": True})
@@ -289,7 +289,7 @@ class TestSkip:
             def run(self, event: Any, step: Any) -> Any:
                 return step.wait_for_event("go", type="go").payload
 
-        Guard("a").run_workflow(Stuck, workflow_id="w")
+        Watchman("a").run_workflow(Stuck, workflow_id="w")
         t.run_until_idle()
 
         with pytest.raises(WorkflowError, match="waiting"):

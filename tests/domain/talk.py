@@ -1,11 +1,15 @@
 """Agents for tests, made of a few functions, and what a test asks of their turns."""
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from think_celery.agent import Submission, Think
 from think_celery.domain import submissions
+from think_celery.domain.outcomes import Outcome
 from think_celery.domain.submissions import Waiting
+from think_celery.events.writer import LiveWriter
 from think_celery.messages import Messages, ToolPart, UIMessage, as_messages
 from think_celery.protocols import ModelRequest
 from think_celery.runtime import Runtime
@@ -124,16 +128,58 @@ def roles(request: ModelRequest) -> list[str]:
     return [message.role for message in request.messages]
 
 
-def events(t: ThinkTest, agent: Think) -> list[tuple[int, dict[str, Any]]]:
+def events(t: Any, agent: Think) -> list[tuple[int, dict[str, Any]]]:
     """Every frame of the agent's live log: the writer's token, and the event."""
     head = t.rt.events.head(agent.ref.id)
     page = t.rt.events.read(agent.ref.id, type(head)(head.incarnation, 0), limit=10_000)
     return [(frame.token, frame.event) for frame in page.frames]
 
 
-def kinds(t: ThinkTest, agent: Think) -> list[str]:
+def kinds(t: Any, agent: Think) -> list[str]:
     """The types of the agent's live events."""
     return [event["type"] for _, event in events(t, agent)]
+
+
+PATIENCE = 10.0
+
+
+class Running:
+    """A turn that runs in another thread, as in a worker."""
+
+    def __init__(self, rt: Runtime, pool: ThreadPoolExecutor, agent_class: type[Think]) -> None:
+        self.rt = rt
+        rt.live = LiveWriter(rt.events, synchronous=True, limit_seconds=60)  # a slow machine loses no frame
+        self.agent = agent_class.bound_to(rt, "a")
+        self.submission = self.agent.submit_messages("Go")
+        self.outcome: Future[Outcome] = pool.submit(submissions.run, rt, self.submission.submission_id)
+
+    def until(self, seen: Callable[[], Any]) -> None:
+        """Wait until this is so."""
+        for _ in range(int(PATIENCE * 200)):
+            if seen():
+                return
+            threading.Event().wait(0.005)
+        raise AssertionError("it did not come to that")
+
+    @property
+    def hold(self) -> Any:
+        """What the monitor watches for the turn."""
+        return self.rt.monitor._holds[0]
+
+    @property
+    def shown(self) -> str:
+        """The text that listeners have got so far."""
+        return "".join(event.get("delta", "") for _, event in events(self, self.agent))
+
+    def cancel(self) -> None:
+        """Cancel it, as any process does, and let the monitor look at once instead of within a second."""
+        assert submissions.cancel_by_id(self.rt, self.submission.submission_id, "enough")
+        self.rt.monitor.beat()
+
+    def end(self) -> Submission:
+        """The submission after its run has returned."""
+        self.outcome.result(PATIENCE)
+        return now(self.agent, self.submission)
 
 
 COMPLETED, ABORTED, ERROR = SubmissionStatus.COMPLETED, SubmissionStatus.ABORTED, SubmissionStatus.ERROR

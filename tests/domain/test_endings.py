@@ -1,18 +1,28 @@
 """The ways in which a turn is ended or handed over from outside: cancel, deadline, a stopping worker, a lost lease."""
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from tests.domain.flows import worker
-from tests.domain.talk import COMPLETED, ask, calls_of, kinds, now, roles, row, shape, talker
-from think_celery.agent import Submission, Think
+from tests.domain.talk import (
+    COMPLETED,
+    PATIENCE,
+    Running,
+    ask,
+    calls_of,
+    kinds,
+    now,
+    roles,
+    row,
+    shape,
+    talker,
+)
 from think_celery.domain import calls, submissions
-from think_celery.domain.outcomes import Outcome
 from think_celery.domain.requests import GO_ON
 from think_celery.errors import ModelAborted
 from think_celery.protocols import Finish, TextDelta, Usage
@@ -21,41 +31,6 @@ from think_celery.runtime import Runtime
 from think_celery.signals import AbortController
 from think_celery.store import lines
 from think_celery.tools import ToolContext
-
-PATIENCE = 10.0
-
-
-class Running:
-    """A turn that runs in another thread, as in a worker."""
-
-    def __init__(self, rt: Runtime, pool: ThreadPoolExecutor, agent_class: type[Think]) -> None:
-        self.rt = rt
-        self.agent = agent_class.bound_to(rt, "a")
-        self.submission = self.agent.submit_messages("Go")
-        self.outcome: Future[Outcome] = pool.submit(submissions.run, rt, self.submission.submission_id)
-
-    def until(self, seen: Callable[[], Any]) -> None:
-        """Wait until this is so."""
-        for _ in range(int(PATIENCE * 200)):
-            if seen():
-                return
-            threading.Event().wait(0.005)
-        raise AssertionError("it did not come to that")
-
-    @property
-    def hold(self) -> Any:
-        """What the monitor watches for the turn."""
-        return self.rt.monitor._holds[0]
-
-    def cancel(self) -> None:
-        """Cancel it, as any process does, and let the monitor look at once instead of within a second."""
-        assert submissions.cancel_by_id(self.rt, self.submission.submission_id, "enough")
-        self.rt.monitor.beat()
-
-    def end(self) -> Submission:
-        """The submission after its run has returned."""
-        self.outcome.result(PATIENCE)
-        return now(self.agent, self.submission)
 
 
 @pytest.fixture
@@ -78,7 +53,7 @@ class TestCancel:
         """Engine §6: the connection to the model is closed, the partial text is kept, the line is free."""
         model = ScriptedModel([say("Hello"), silence()], say("next"))
         running = Running(live, pool, talker(model=model))
-        running.until(lambda: "text-delta" in kinds(running, running.agent))
+        running.until(lambda: running.shown == "Hello")
 
         running.cancel()
         done = running.end()
@@ -215,11 +190,15 @@ class TestDeadline:
         assert shape(done.message()) == ["|", ("slow", {}, "done")]
 
 
+class SoftTimeLimitExceeded(Exception):
+    """As Celery raises it, known by its name."""
+
+
 class TestHandOver:
     def test_in_the_middle_of_a_stream(self, live, pool, database_url):
         """FR-07: a stopping worker stores the partial and gives the line back; the next one goes on there."""
         running = Running(live, pool, talker(model=ScriptedModel([say("Hello"), silence()])))
-        running.until(lambda: "text-delta" in kinds(running, running.agent))
+        running.until(lambda: running.shown == "Hello")
 
         live.stopping.abort("the worker is shutting down")
         handed = running.end()
@@ -264,9 +243,6 @@ class TestHandOver:
     def test_celerys_soft_time_limit(self, t):
         """Engine §7: `SoftTimeLimitExceeded` counts as SIGTERM: store, hand over."""
 
-        class SoftTimeLimitExceeded(Exception):
-            pass
-
         def respond(request: Any) -> Any:
             if len(request.messages) == 1:
                 yield TextDelta("Hel")
@@ -290,13 +266,11 @@ class TestHandOver:
         def respond(request: Any) -> Any:
             yield TextDelta("Hel")
             agent.cancel_submission("s")
-            t.rt.stopping.abort("deploy")
-            yield TextDelta("lo")
+            raise SoftTimeLimitExceeded
 
         t.use_model(FunctionModel(respond), agent)
         agent.submit_messages("Go", submission_id="s")
         outcome = submissions.run(t.rt, "s")
-        t.rt.stopping = AbortController()
         t.script(agent, say("next"))
 
         ask(t, agent, "More")
@@ -307,9 +281,6 @@ class TestHandOver:
     def test_an_answer_that_was_whole_is_not_asked_for_again(self, t):
         """A hand-over after the last step ends the turn from what is stored, without a request."""
         agent = talker()("a")
-
-        class SoftTimeLimitExceeded(Exception):
-            pass
 
         def put(frame: Any, original: Any = t.rt.live.put) -> None:
             original(frame)

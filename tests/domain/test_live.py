@@ -1,5 +1,6 @@
 """Following a turn while it happens: what listeners see, in which order, and what they are never told."""
 
+import sys
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -13,6 +14,7 @@ from think_celery.domain import live as live_rules
 from think_celery.domain import submissions
 from think_celery.domain.live import Broadcast, LiveEvent
 from think_celery.errors import InsideTransaction, SubmissionNotFound
+from think_celery.events.writer import LiveWriter
 from think_celery.protocols import Finish, Frame, TextDelta, Usage
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import messages as message_rows
@@ -283,20 +285,26 @@ class TestFrames:
         quick.rt.live.put = frames.append
         broadcast = Broadcast(quick.rt, agent.ref.id, "s", "m", 1)
         threads = [
-            threading.Thread(target=lambda: [broadcast.put(delta("x")) for _ in range(50)]) for _ in range(8)
+            threading.Thread(target=lambda: [broadcast.put(delta("x")) for _ in range(500)]) for _ in range(8)
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
 
-        assert [each.n for each in frames] == list(range(1, 401))
+        assert [each.n for each in frames] == list(range(1, 4001))
 
 
 @pytest.mark.parametrize("rounds", [100])
 def test_done_means_visible(database_url, rounds):
     """FR-56: whoever sees `done` finds the answer, over another connection, every time (200 rounds)."""
     with worker(database_url) as rt, worker(database_url) as reader:
+        rt.live = LiveWriter(rt.events, synchronous=True, limit_seconds=60)  # no frame is given up
         agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(
             "a"
         )
@@ -324,9 +332,9 @@ def test_done_means_visible(database_url, rounds):
         thread = threading.Thread(target=follow)
         thread.start()
         ready.wait(5)
-        for submission in accepted:
-            submissions.run(rt, submission.submission_id)
+        words = [submissions.run(rt, submission.submission_id).word for submission in accepted]
         thread.join(60)
 
+        assert words == ["completed"] * rounds
         assert not thread.is_alive()
         assert wrong == []
