@@ -15,34 +15,35 @@ from think_celery.domain.requests import GO_ON
 
 FINAL = "All of it is done and nothing was done twice so far as anybody can tell from here"
 ANSWER = {"title": "A title", "labels": ["one", "two"]}
-WORD_SECONDS = 0.15
+PACES = {"slowly": 0.15, "slowest": 0.6}
+"""Words of a plan that say how many seconds each word of the final text takes; what was cut goes on slowly."""
 
 
 def answer(body: dict[str, Any]) -> Response:
-    """The next step of the plan ``do: tool tool …``; the word ``slowly`` slows the answer's words down."""
+    """The next step of the plan ``do: tool tool …``, at the pace that the plan says."""
     messages = body["messages"]
     told = max(i for i, m in enumerate(messages) if m["role"] == "user" and text_of(m) != GO_ON)
     words = text_of(messages[told]).removeprefix("do:").split()
-    slowly = "slowly" in words
-    plan = [word for word in words if word != "slowly"]
+    pace = next((PACES[word] for word in words if word in PACES), 0.0)
+    plan = [word for word in words if word not in PACES]
     since = messages[told + 1 :]
     done = sum(1 for message in since if message["role"] == "tool")
     if done < len(plan):
         return stream(*tool_call_frames((plan[done], {"what": "it"}), ids=[f"call_{done}"]))
     final = next((name for name in tools_of(body) if name.startswith("think_final_answer")), None)
     if final is not None:
-        return paced(tool_call_frames((final, ANSWER), ids=["call_final"]), slowly)
+        return paced(tool_call_frames((final, ANSWER), ids=["call_final"]), pace)
     said = text_of(since[-2]) if since and text_of(since[-1]) == GO_ON else ""
     if not FINAL.startswith(said):
         return json_response({"error": {"message": f"{said!r} is not what was said"}}, status=400)
-    return paced(text_frames(FINAL[len(said) :]), slowly)
+    return paced(text_frames(FINAL[len(said) :]), min(pace, PACES["slowly"]) if said else pace)
 
 
-def paced(pieces: list[Piece], slowly: bool) -> Response:
-    """The answer, with a pause before each piece where it is a slow one."""
-    if not slowly:
+def paced(pieces: list[Piece], seconds: float) -> Response:
+    """The answer, with that pause before each piece."""
+    if not seconds:
         return stream(*pieces)
-    return stream(*(part for piece in pieces for part in (Delay(WORD_SECONDS), piece)))
+    return stream(*(part for piece in pieces for part in (Delay(seconds), piece)))
 
 
 def text_of(message: dict[str, Any]) -> str:

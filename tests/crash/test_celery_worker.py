@@ -92,13 +92,13 @@ class TestStoppingInOrder:
 
     def stop_in_mid_stream(self, stage: Stage, **options: str) -> float:
         """Two workers, of which the one that streams is told to stop; returns when."""
-        stage.submit("do: note slowly")
+        stage.submit("do: note slowest")
         first = stage.start("threads", **options)
         first.marked("ready")
         stage.until(lambda: len(stage.requests()) == 2, BOUND, what="streaming")
         second = stage.start("threads", **options)
         second.marked("ready")
-        time.sleep(0.4)
+        stage.until(lambda: len(stage.messages()[-1].text) > 5, BOUND, what="stored in part")
         assert not stage.turn_ended()
 
         first.signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ class TestStoppingInOrder:
         stage.until(stage.turn_ended, BOUND, what="ended")
         assert self.cut
         assert FINAL.startswith(self.cut)
-        stage.check_answer("do: note slowly", stage.submission().message_id)
+        stage.check_answer("do: note slowest", stage.submission().message_id)
         assert stage.submission().attempts == 1  # that of the second worker; the first one's does not count
         assert stage.counts() == {"note": 1}
         assert len(stage.requests()) == 3
