@@ -30,6 +30,7 @@ FAMILIES = {
     "TurnError",
     "WorkflowError",
     "TaskFailed",
+    "Unwind",
 }
 
 

@@ -33,8 +33,7 @@ The tree::
     │   ├── NoFinalAnswer            a structured turn ended without its answer
     │   ├── InvalidFinalAnswer       …or with one that does not fit the schema
     │   ├── NothingToAnswer          the transcript ends with the assistant's own message
-    │   ├── TurnTimeout              the whole turn took too long
-    │   └── TooManyAttempts          the work died each time it was tried
+    │   └── TurnTimeout              the whole turn took too long
     ├── WorkflowError
     │   ├── StepError                a step failed for good
     │   ├── NonRetryableError        raised by a step function: don't try again
@@ -42,6 +41,8 @@ The tree::
     │   ├── ReplayMismatch           the code no longer matches the journal
     │   ├── SuspendSwallowed         the code caught the engine's own Suspend
     │   ├── StepMisuse               a step call where none is possible
+    │   ├── TransactionTooLong       a `step.transaction` held its locks for too long
+    │   ├── InvalidApproval          an event came for an approval that is no decision
     │   ├── WorkflowNotFound, AmbiguousWorkflow, WorkflowExists
     │   ├── WorkflowRejectedError    an approval was refused
     │   ├── WorkflowTimeoutError     a wait is overdue
@@ -50,16 +51,21 @@ The tree::
     │       ├── ThinkPromptAbortedError, ThinkPromptSkippedError
     │       ├── ThinkPromptValidationError
     │       └── ThinkPromptTimeoutError
+    ├── CallTimeout                  a tool or step function did not return in time
+    │   └── StepTimeout              …a step's attempt
+    ├── TooManyAttempts              the work died each time it was tried
     ├── LeaseLost                    another worker owns this work now
     ├── InsideTransaction            a call that waits, inside the caller's open transaction
     └── TaskFailed                   what a Celery task raises for a row that ended in error
         └── TurnFailed, WorkflowFailed
 
     BaseException
-    ├── Suspend                      unwinds a workflow that waits
-    └── TurnCancelled                unwinds a turn that was cancelled
+    └── Unwind                       passes a user's `except Exception`
+        ├── Suspend                  unwinds a workflow that waits
+        └── TurnCancelled            unwinds a turn that was cancelled
 
 Each error keeps its fields in ``args`` and builds its text in ``__str__``, so it survives pickle and JSON.
+A family's own class is raised, with a text alone, where nobody would catch anything narrower.
 """
 
 from collections.abc import Sequence
@@ -462,20 +468,6 @@ class TurnTimeout(TurnError):
         )
 
 
-class TooManyAttempts(TurnError):
-    """Each worker that took this work died in it."""
-
-    def __init__(self, what: str, attempts: int) -> None:
-        super().__init__(what, attempts)
-        self.what, self.attempts = what, attempts
-
-    def __str__(self) -> str:
-        return (
-            f"{self.what} was started {self.attempts} times and never came to an orderly end (the worker was killed, "
-            "ran out of memory, or lost its lease), so it was ended. See the workers' logs from those times."
-        )
-
-
 # --- workflows ------------------------------------------------------------------------------------
 
 
@@ -558,6 +550,34 @@ class StepMisuse(WorkflowError):
 
     def __str__(self) -> str:
         return f"Step {self.step!r}: {self.problem}"
+
+
+class TransactionTooLong(WorkflowError):
+    """The function of a ``step.transaction`` took longer than it may hold its locks."""
+
+    def __init__(self, seconds: float, allowed_seconds: float) -> None:
+        super().__init__(seconds, allowed_seconds)
+        self.seconds, self.allowed_seconds = seconds, allowed_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"It took {self.seconds:.1f} s; {self.allowed_seconds:g} s are allowed, for others wait for what it "
+            "locks. It was rolled back. Do slow work in a step.do before it."
+        )
+
+
+class InvalidApproval(WorkflowError):
+    """An event came for an approval that is no decision."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"an event of type 'approval' came that is no decision: {self.problem}. Its payload must be "
+            '{"approved": true} or {"approved": false}, with an optional "reason" (a text) and "metadata".'
+        )
 
 
 class WorkflowNotFound(WorkflowError, LookupError):
@@ -669,6 +689,38 @@ class ThinkPromptTimeoutError(ThinkPromptError, WorkflowTimeoutError):
         self.args = (submission_id, status, workflow_id, step, reason, seconds)
 
 
+# --- any work -------------------------------------------------------------------------------------
+
+
+class CallTimeout(ThinkError):
+    """A function did not return in time and was given up; what it does from now on is nobody's."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return f"It did not return within {self.seconds:g} s and was given up; it may still be running."
+
+
+class StepTimeout(CallTimeout):
+    """An attempt of a step took longer than its ``timeout``."""
+
+
+class TooManyAttempts(ThinkError):
+    """Each worker that took this work died in it."""
+
+    def __init__(self, what: str, attempts: int) -> None:
+        super().__init__(what, attempts)
+        self.what, self.attempts = what, attempts
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was started {self.attempts} times and never came to an orderly end (the worker was killed, "
+            "ran out of memory, or lost its lease), so it was ended. See the workers' logs from those times."
+        )
+
+
 # --- the engine's own -----------------------------------------------------------------------------
 
 
@@ -719,16 +771,20 @@ class WorkflowFailed(TaskFailed):
     """A workflow ended in error, or stopped until it is resumed."""
 
 
-class Suspend(BaseException):
-    """Unwinds a workflow that waits. Not an ``Exception``, so that ``except Exception`` can't catch it."""
+class Unwind(BaseException):
+    """Unwinds work of ours. Not an ``Exception``, so that a user's ``except Exception`` can't catch it."""
+
+
+class Suspend(Unwind):
+    """Unwinds a workflow that waits."""
 
     def __init__(self, step: str) -> None:
         super().__init__(step)
         self.step = step
 
 
-class TurnCancelled(BaseException):
-    """Unwinds a turn that was cancelled. Not an ``Exception``, so that ``except Exception`` can't catch it."""
+class TurnCancelled(Unwind):
+    """Unwinds a turn that was cancelled."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -25,7 +25,7 @@ from think_celery import providers
 from think_celery.domain import tick, workflows
 from think_celery.domain.work import perform
 from think_celery.durations import Duration, as_timedelta
-from think_celery.errors import NoModel
+from think_celery.errors import NoModel, Unwind
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.protocols import Knock, Model
@@ -68,7 +68,7 @@ class FakeClock:
         self._now += by
 
 
-class SimulatedCrash(BaseException):
+class SimulatedCrash(Unwind):
     """The worker died here. Not an ``Exception``: nothing of the code under test may handle it."""
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from think_celery.domain import calls
-from think_celery.domain.calls import Abandoned, CallTimeout, Done, Failed
+from think_celery.domain.calls import Abandoned, Done, Failed
+from think_celery.errors import CallTimeout
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortController
 from think_celery.testing import ThinkTest

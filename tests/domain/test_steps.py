@@ -17,6 +17,7 @@ from think_celery.errors import (
     NonRetryableError,
     StepError,
     StepMisuse,
+    StepTimeout,
 )
 from think_celery.retries import Retry
 from think_celery.runtime import Runtime
@@ -421,13 +422,20 @@ class TestThreads:
 
     def test_its_error_says_so(self, live: Runtime):
         """The recorded type is StepTimeout, and the text says that the function may still be running."""
-        hang = threading.Event()
-        workflow = start(
-            live, lambda event, step: step.do("slow", lambda: hang.wait(20), timeout=0.1, retry=ONCE)
-        )
+        hang, caught = threading.Event(), []
+
+        def run(event, step):
+            try:
+                step.do("slow", lambda: hang.wait(20), timeout=0.1, retry=ONCE)
+            except StepError as error:
+                caught.append(error)
+                raise
+
+        workflow = start(live, run)
         workflow.advance()
         hang.set()
 
+        assert caught[0].is_a(StepTimeout)
         assert workflow.row.error_type == "StepError"
         assert "StepTimeout" in workflow.row.error
         assert "may still be running" in workflow.row.error

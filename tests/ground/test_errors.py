@@ -67,6 +67,10 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "TaskFailed": (("submission s-1", "ModelError"), "ModelError"),
     "TurnFailed": (("submission s-1", "ModelError"), "ModelError"),
     "WorkflowFailed": (("workflow w-1", "StepError"), "StepError"),
+    "CallTimeout": ((60.0,), "it may still be running"),
+    "StepTimeout": ((60.0,), "it may still be running"),
+    "TransactionTooLong": ((7.5, 5.0), "Do slow work in a step.do before it"),
+    "InvalidApproval": (("'approved' is missing",), '{"approved": true}'),
     "Suspend": (("wait",), "wait"),
     "TurnCancelled": (("by the user",), "by the user"),
 }
@@ -78,6 +82,7 @@ FAMILIES = {
     "SubmissionError",
     "TurnError",
     "WorkflowError",
+    "Unwind",
 }
 
 CLASSES = {
@@ -152,10 +157,10 @@ class TestEachError:
         assert not re.search(r"\.\.|\w {2,}\w", text)
 
     def test_except_exception_catches_it_unless_it_unwinds(self, name):
-        """`Suspend` and `TurnCancelled` must pass a user's `except Exception`; all others must not."""
+        """What unwinds must pass a user's `except Exception`; all others must not."""
         error = self.made(name)
 
-        assert isinstance(error, errors.ThinkError) is (name not in ("Suspend", "TurnCancelled"))
+        assert isinstance(error, errors.ThinkError) is not isinstance(error, errors.Unwind)
         assert isinstance(error, Exception) is isinstance(error, errors.ThinkError)
 
 

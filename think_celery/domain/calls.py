@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from think_celery.errors import CallTimeout
 from think_celery.logs import trace_of
 from think_celery.signals import AbortSignal
 
@@ -26,17 +27,6 @@ GRACE_SECONDS = 5.0
 
 at_thread_end: list[Callable[[], None]] = []
 """Called in each helper thread at its end: the host's per-thread connections are closed here."""
-
-
-class CallTimeout(Exception):
-    """A function did not return in time and was given up; what it does from now on is nobody's."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
-
-    def __str__(self) -> str:
-        return f"It did not return within {self.seconds:g} s and was given up; it may still be running."
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,14 @@ from think_celery.errors import (
     LeaseLost,
     NonRetryableError,
     StepMisuse,
+    StepTimeout,
     Suspend,
+    TransactionTooLong,
     TurnCancelled,
 )
 from think_celery.retries import Retry
 from think_celery.states import StepStatus
-from think_celery.store import lines, steps
+from think_celery.store import leases, steps
 from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.workflows")
@@ -39,8 +41,6 @@ TRANSACTION_SECONDS = 5.0
 """The most that ``step.transaction`` may take; all the while it holds its row locks."""
 
 PERMANENT = (NonRetryableError, StepMisuse, AsyncNotSupported)
-NOT_THE_STEPS = (LeaseLost, Suspend, TurnCancelled)
-"""Ends of work of ours that comes through a step function: never counted as its failure."""
 
 Outcome = tuple[str, Any] | Failure
 """The stored text and the value of a step that succeeded, or how it failed."""
@@ -187,8 +187,7 @@ def _watched(replay: Replay, asked: Asked, seconds: float | None, body: Callable
             return _raised(replay, asked, error)
         case _:
             replay.before_effect(asked)  # given up because the lease is lost: that is no failure of the step
-            text = str(calls.CallTimeout(seconds or 0.0))
-            return Failure(error_type="StepTimeout", error=text)
+            return failure_of(StepTimeout(seconds or 0.0))
 
 
 def interrupted(replay: Replay, asked: Asked) -> NoReturn:
@@ -198,7 +197,7 @@ def interrupted(replay: Replay, asked: Asked) -> NoReturn:
 
 
 def _raised(replay: Replay, asked: Asked, error: BaseException) -> Failure:
-    if isinstance(error, NOT_THE_STEPS):
+    if isinstance(error, LeaseLost | Suspend | TurnCancelled):  # work of ours that ends in here, not the step
         replay.before_effect(asked)
         replay.halt("interrupted", asked.ref.step)
     if not isinstance(error, Exception) and type(error) is not SystemExit:
@@ -277,9 +276,9 @@ def _in_transaction(replay: Replay, asked: Asked, function: Callable[..., Any], 
         rt.failpoint(f"step:{asked.ref.step}:before-commit")
         took = rt.clock.elapsed() - began
         if took > limit.total_seconds():
-            kept.append(_too_long(took, limit))
+            kept.append(failure_of(TransactionTooLong(took, limit.total_seconds())))
             raise _Undo
-        lines.fence(tx, replay.hold.lease)
+        leases.fence(tx, replay.hold.lease)
 
     try:
         result = calls.run(lambda: rt.db.once(work))
@@ -299,16 +298,6 @@ def _in_transaction(replay: Replay, asked: Asked, function: Callable[..., Any], 
 
 class _Undo(Exception):
     """Rolls the step's transaction back; the reason is kept elsewhere."""
-
-
-def _too_long(took: float, limit: timedelta) -> Failure:
-    return Failure(
-        error_type="TransactionTooLong",
-        error=(
-            f"It took {took:.1f} s; {limit.total_seconds():g} s are allowed, for others wait for what it locks. It "
-            "was rolled back. Do slow work in a step.do before it."
-        ),
-    )
 
 
 def _committed_after_all(replay: Replay, asked: Asked, output: Any) -> Outcome | None:

@@ -139,8 +139,10 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a step function raised, as it is recorded."""
+    """What a step function raised, as it is recorded; with no trace if it was made to be recorded only."""
     error_type, text = describe(error)
+    if error.__traceback__ is None:
+        return Failure(error_type=error_type, error=text)
     try:
         lines = traceback.format_exception(error)
     except Exception:

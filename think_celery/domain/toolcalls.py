@@ -14,7 +14,7 @@ from think_celery.domain.drafts import Draft
 from think_celery.domain.journal import describe
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
-from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled
+from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled, Unwind
 from think_celery.messages import ToolPart
 from think_celery.tools import Tool, ToolContext, dump_result, parse_arguments
 
@@ -138,7 +138,7 @@ class _Runs:
         try:
             output = self._output(call)
         except BaseException as error:
-            if calls.interrupts(error) or _is_engines_own(error):
+            if calls.interrupts(error) or isinstance(error, Unwind):
                 raise
             logger.info(
                 "tool %s of submission %s raised %s",
@@ -179,11 +179,6 @@ class _Runs:
         if size > limit:
             raise PayloadTooLarge("The tool's result", size, limit)
         return output
-
-
-def _is_engines_own(error: BaseException) -> bool:
-    """Whether it unwinds us, and is not the tool's failure. A tool may raise any other BaseException as well."""
-    return not isinstance(error, Exception) and type(error).__module__.startswith("think_celery.")
 
 
 def _settle_error(part: ToolPart, text: str) -> None:

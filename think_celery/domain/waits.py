@@ -11,10 +11,16 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from think_celery import serialization
-from think_celery.domain.journal import Asked, Failure, own_failure
+from think_celery.domain.journal import Asked, Failure, failure_of, own_failure
 from think_celery.domain.replay import Replay
 from think_celery.durations import Duration, as_timedelta
-from think_celery.errors import StepMisuse, UnreadableValue, WorkflowRejectedError, WorkflowTimeoutError
+from think_celery.errors import (
+    InvalidApproval,
+    StepMisuse,
+    UnreadableValue,
+    WorkflowRejectedError,
+    WorkflowTimeoutError,
+)
 from think_celery.states import StepStatus
 from think_celery.store import events, steps
 from think_celery.store.database import Tx
@@ -112,13 +118,7 @@ def _decision(asked: Asked, event: Any) -> Settled:
     if problem is None:
         problem = _unfit(payload)
     if problem is not None:
-        return Failure(
-            error_type="InvalidApproval",
-            error=(
-                f"an event of type {APPROVAL!r} came that is no decision: {problem}. Its payload must be "
-                '{"approved": true} or {"approved": false}, with an optional "reason" (a text) and "metadata".'
-            ),
-        )
+        return failure_of(InvalidApproval(problem))
     if not payload["approved"]:
         return own_failure(WorkflowRejectedError(asked.ref.step, payload.get("reason")))
     said = {"reason": payload.get("reason"), "metadata": payload.get("metadata")}
