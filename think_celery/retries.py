@@ -13,6 +13,12 @@ from think_celery.errors import InvalidValue
 
 Backoff = Literal["exponential", "linear", "constant"]
 
+MISSED_AFTER = timedelta(seconds=2)
+"""How long after its row a knock is given before the tick knocks again."""
+
+LONGEST_AGAIN = timedelta(minutes=5)
+"""The longest time between two tries of what is tried for ever."""
+
 _SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
 
 
@@ -58,8 +64,23 @@ class Retry:
         retry = attempt_number - 1
         if retry < 1:
             return timedelta(0)
-        factor = {"exponential": 2 ** min(retry - 1, 60), "linear": retry, "constant": 1}[self.backoff]
-        return longest if delay and factor > longest / delay else delay * factor
+        if self.backoff == "exponential":
+            return doubled(delay, retry - 1, longest)
+        return _grown(delay, retry if self.backoff == "linear" else 1, longest)
+
+
+def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:
+    """*first*, doubled that many times, but no more than *longest*."""
+    return _grown(first, 2 ** min(times, 60), longest)
+
+
+def _grown(first: timedelta, factor: int, longest: timedelta) -> timedelta:
+    return longest if first and factor > longest / first else first * factor
+
+
+def knock_again_after(knocks: int) -> timedelta:
+    """How long after that many lost knocks the next one follows: 2 s, doubled each time, up to 5 min."""
+    return doubled(MISSED_AFTER, knocks, LONGEST_AGAIN)
 
 
 def jittered(seconds: float, rng: random.Random) -> float:

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import select
+
 from think_celery.agent import Think
 from think_celery.clock import SystemClock
 from think_celery.domain import recovery, workflows
@@ -15,8 +17,10 @@ from think_celery.ids import WorkflowRef
 from think_celery.protocols import Knock
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
-from think_celery.store import events, processes, steps
-from think_celery.store.database import Database
+from think_celery.store import processes, steps, tables
+from think_celery.store import workflows as workflow_rows
+from think_celery.store.database import Database, Tx
+from think_celery.store.leases import Lease
 from think_celery.testing import ThinkTest
 from think_celery.workflow import ThinkWorkflow
 
@@ -76,7 +80,9 @@ class Handle:
     @property
     def inbox(self) -> Sequence[Any]:
         """Its events."""
-        return self.rt.db.read(lambda tx: events.of_run(tx, self.ref.key, self.row.run))
+        columns, run = tables.events.c, self.row.run
+        mine = select(tables.events).where(columns.workflow_key == self.ref.key, columns.run == run)
+        return self.rt.db.read(lambda tx: tx.execute(mine.order_by(columns.seq)).all())
 
     def send(self, type: str, payload: Any = None, **options: Any) -> None:
         """Send it an event."""
@@ -94,7 +100,7 @@ def start(
     name = options.pop("name", "Flow")
     if run is not None:
         flow(run, name=name)
-    workflows.start(rt, DESK.ref, name, params, workflow_id=id, **options)
+    workflows.start(rt, DESK._ref, name, params, workflow_id=id, **options)
     return Handle(rt, WorkflowRef(name, id))
 
 
@@ -103,6 +109,14 @@ def begin(t: ThinkTest, run: Callable[..., Any], params: Any = None, **options: 
     handle = start(t.rt, run, params, **options)
     t.run_until_idle()
     return handle
+
+
+def seize_of(tx: Tx, key: str, process_id: str) -> Any:
+    """Take a workflow away from that process, as the sweep does; ``None`` if it does not have it."""
+    row = workflow_rows.get(tx, key)
+    assert row is not None
+    lease = Lease(kind="workflow", key=key, process_id=process_id, token=row.token)
+    return workflow_rows.seize(tx, lease)
 
 
 def worker_dies(t: ThinkTest) -> None:

@@ -11,6 +11,7 @@ from think_celery.domain import recovery, submissions, turns
 from think_celery.errors import LeaseLost, ModelError
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call
+from think_celery.store import leases as lease_rows
 from think_celery.store import lines as line_rows
 from think_celery.testing import think_test
 
@@ -83,7 +84,7 @@ class TestFence:
             took = []
 
             def write(tx):
-                line_rows.fence(tx, lease)
+                lease_rows.fence(tx, lease)
                 thief = threading.Thread(target=lambda: took.append(seize(t, lease)))
                 thief.start()
                 wait_for_lock(t.rt)
@@ -94,7 +95,7 @@ class TestFence:
 
             assert (before, took) == ([], [True])
             with pytest.raises(LeaseLost):
-                t.rt.db.transact(lambda tx: line_rows.fence(tx, lease))
+                t.rt.db.transact(lambda tx: lease_rows.fence(tx, lease))
 
     def test_a_caller_s_insert_does_not_wait_for_a_fence(self, postgres_url):
         """engine §3: a turn that writes and a caller that submits to the same agent don't meet."""
@@ -103,7 +104,7 @@ class TestFence:
             lease = submissions.claim(t.rt, "s").lease
 
             def write(tx):
-                line_rows.fence(tx, lease)
+                lease_rows.fence(tx, lease)
                 at_once(1, lambda _: submit(t, "s2"))
 
             t.rt.db.transact(write)
@@ -118,7 +119,7 @@ class TestFence:
         recovery.sweep(t.rt)
         tokens.append(line(t.rt, Clerk("a")).token)
         tokens.append(submissions.claim(t.rt, "s").lease.token)
-        t.rt.db.transact(lambda tx: line_rows.seize_line(tx, Clerk("a").ref.id))
+        t.rt.db.transact(lambda tx: line_rows.seize_line(tx, Clerk("a")._ref.id))
         tokens.append(line(t.rt, Clerk("a")).token)
 
         assert tokens == [1, 2, 3, 4]

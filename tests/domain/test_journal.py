@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.domain.flows import begin, flow, start
+from tests.domain.flows import begin, flow, seize_of, start
 from think_celery.domain import workflows
 from think_celery.domain.journal import OWN_ERRORS, own_failure, recorded_error
 from think_celery.errors import (
@@ -22,7 +22,6 @@ from think_celery.errors import (
     WorkflowTimeoutError,
 )
 from think_celery.retries import Retry
-from think_celery.store import workflows as rows
 from think_celery.testing import ThinkTest
 
 ONCE = Retry(max_attempts=1)
@@ -274,7 +273,7 @@ class TestSuspending:
 
         def taken_over(point: str) -> None:
             if point == "step:a:ran":
-                t.rt.db.transact(lambda tx: rows.seize_of(tx, workflow.ref.key, process))
+                t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process))
 
         t.rt.failpoint = taken_over
         outcome = workflow.advance()

@@ -27,6 +27,7 @@ from tests.domain.flows import start
 from think_celery.domain import advance, leases, recovery, submissions, tick, turns
 from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.providers.scripted import FunctionModel, say
+from think_celery.store import leases as lease_rows
 from think_celery.store import lines as line_rows
 from think_celery.store import processes, tables
 from think_celery.store.database import Database
@@ -53,7 +54,7 @@ class TestRenewal:
     def test_a_caller_s_open_transaction_stops_nothing(self, postgres_url):
         """P3: while a caller that has submitted and cancelled keeps its transaction open, beats and turns go on."""
         with workers(postgres_url) as rt:
-            agent = Clerk.bound_to(rt, "a")
+            agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("one", submission_id="one")
             agent.submit_messages("two", submission_id="two")
             with transaction(rt):
@@ -101,7 +102,7 @@ class TestRenewal:
         """FR-13: every connection was closed by the server: beat, accept, turn and tick go on with new ones."""
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
         with workers(postgres_url) as rt:
-            agent = Clerk.bound_to(rt, "a")
+            agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
             rt.monitor.process_id()
             admin = Database(postgres_url, rt.clock)
@@ -192,7 +193,7 @@ class TestDeath:
     def test_a_fork_is_another_process(self, database_url):
         """engine §7: the child has its own id, holds nothing, and no lock of the parent's stops it."""
         with workers(database_url) as rt:
-            agent = Clerk.bound_to(rt, "a")
+            agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
             claimed = submissions.claim(rt, "s")
             answers = FORK.Queue()
@@ -293,7 +294,7 @@ class TestSignals:
         assert row(t.rt, "s").error_type == "TurnTimeout"
         assert [knock.task_id for knock in t._knocks] == ["next"]
         with pytest.raises(LeaseLost):
-            t.rt.db.transact(lambda tx: line_rows.fence(tx, held.lease))
+            t.rt.db.transact(lambda tx: lease_rows.fence(tx, held.lease))
 
     def test_letting_go_is_tried_until_it_works(self, t, held, monkeypatch):
         """engine §7: a database error at that moment does not leave the line held for ever."""
@@ -315,7 +316,7 @@ class TestSignals:
     def test_letting_go_does_not_hold_up_the_beat(self, postgres_url):
         """P3: a caller has the row locked; the beat of the process goes on all the same."""
         with workers(postgres_url) as rt:
-            agent = Clerk.bound_to(rt, "a")
+            agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
             claimed = submissions.claim(rt, "s")
             with rt.monitor.hold(claimed.lease, submission_id="s", seconds=-31) as hold:
@@ -361,7 +362,7 @@ class TestLeasesWithoutWork:
         t.clock.advance(timedelta(seconds=1))
         t.rt.monitor.beat()
 
-        assert t.rt.db.read(lambda tx: line_rows.is_held(tx, lease))
+        assert t.rt.db.read(lambda tx: lease_rows.is_held(tx, lease))
 
     def test_work_in_hand_is_left_alone(self, t, held):
         """What somebody here works under is theirs, however long it takes."""
@@ -384,10 +385,15 @@ class TestLeasesWithoutWork:
         assert handle.status == "complete"
 
     def test_a_process_forgotten_long_ago(self, t):
-        """A line of a process whose row is deleted by now is free, too."""
+        """What a process holds whose row is deleted by now is free, too: a line, and a workflow."""
         submissions.claim(t.rt, submit(t))
+        handle = start(t.rt, lambda event, step: "done")
+        advance.claim_run(t.rt, handle.ref)
         change(t.rt, update(tables.lines).values(process_id="nobody"))
+        change(t.rt, update(tables.workflows).values(process_id="nobody"))
 
-        t.skip(2)
+        freed = recovery.sweep(t.rt)
 
+        assert freed == 2
         assert line(t.rt, Clerk("a")).process_id is None
+        assert handle.row.process_id is None

@@ -27,7 +27,7 @@ from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, 
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
 from think_celery.store.database import Database
-from think_celery.store.lines import Lease
+from think_celery.store.leases import Lease
 from think_celery.testing import ThinkTest
 
 AWAY_SECONDS = 1.5
@@ -98,7 +98,7 @@ def outage(database_url: str) -> Iterator[Outage]:
 
 def run(url: str, agent_class: type[Think], texts: list[str] | None = None) -> tuple[Outcome, Any]:
     with hurried_worker(url) as rt:
-        agent = agent_class.bound_to(rt, "a")
+        agent = agent_class._bound_to(rt, "a")
         submission = agent.submit_messages("Go")
         outcome = submissions.run(rt, submission.submission_id)
         if texts is not None:

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select, text, update
 
-from tests.domain.flows import DESK, Desk, Handle, begin, start, worker
+from tests.domain.flows import DESK, Desk, Handle, begin, seize_of, start, worker
 from think_celery.domain import submissions, workflows
 from think_celery.errors import StepError
 from think_celery.ids import WorkflowRef
 from think_celery.retries import Retry
 from think_celery.runtime import Runtime
-from think_celery.store import workflows as workflow_rows
 from think_celery.testing import ThinkTest
 
 ONCE = Retry(max_attempts=1)
@@ -91,7 +90,7 @@ class TestExactlyOnce:
 
         def taken_over(point: str) -> None:
             if point == "step:pay:before":
-                assert t.rt.db.transact(lambda tx: workflow_rows.seize_of(tx, workflow.ref.key, process))
+                assert t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process))
 
         workflow = start(t.rt, lambda event, step: step.transaction("pay", pay()))
         t.rt.failpoint = taken_over
@@ -143,7 +142,7 @@ class TestJoining:
         child = Handle(t.rt, WorkflowRef("Other", "child"))
 
         assert workflow.output == "ok"
-        assert submissions.get_by_key(t.rt, DESK.ref, "k").status == "completed"
+        assert submissions.get_by_key(t.rt, DESK._ref, "k").status == "completed"
         assert child.output == 5
         assert other.status == "waiting"
 
@@ -164,7 +163,7 @@ class TestJoining:
         workflow = begin(t, run)
 
         assert workflow.row.error_type == "StepError"
-        assert submissions.get_by_key(t.rt, DESK.ref, "k") is None
+        assert submissions.get_by_key(t.rt, DESK._ref, "k") is None
         assert workflows.get(t.rt, WorkflowRef("Other", "child")) is None
 
     def test_other_steps_inside_are_refused(self, t: ThinkTest):

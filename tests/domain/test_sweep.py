@@ -249,7 +249,7 @@ class TestKnownDead:
     def test_a_worker_that_is_killed(self, database_url):
         """FR-04, FR-05: kill -9 in the middle of a turn: the next pass frees it, it runs again, attempts = 2."""
         with workers(database_url) as rt:
-            agent = Clerk.bound_to(rt, "a")
+            agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="a")
             claimed = FORK.Event()
 
@@ -276,9 +276,9 @@ class TestFreeing:
         names = [f"agent-{number:02}" for number in range(25)]
         process_id = elsewhere(t, *names)
         t.rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
-        caplog.set_level(logging.CRITICAL, "think_celery.recovery")
+        caplog.set_level(logging.CRITICAL, "think_celery.tick")
 
-        with broken(t.rt, "think_lines", f"NEW.agent_id = '{Clerk(names[4]).ref.id}'"):
+        with broken(t.rt, "think_lines", f"NEW.agent_id = '{Clerk(names[4])._ref.id}'"):
             pass_time(t, 1)
         held = [name for name in names if line(t.rt, Clerk(name)).process_id is not None]
         pass_time(t, 1)
@@ -289,7 +289,7 @@ class TestFreeing:
 
     def test_a_row_that_somebody_has_locked_is_freed_later(self, postgres_url, caplog):
         """engine §5: a caller's open transaction holds up its own agent's recovery, and no other's."""
-        caplog.set_level(logging.CRITICAL, "think_celery.recovery")
+        caplog.set_level(logging.CRITICAL, "think_celery.tick")
         with think_test(echo(), database_url=postgres_url) as t:
             process_id = elsewhere(t, "a", "b")
             t.rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
@@ -348,7 +348,7 @@ class TestFreeing:
         """FR-15: a process that can't be declared dead keeps nobody else's work from moving on."""
         first = elsewhere(t, "a")
         second = elsewhere(t, "b")
-        caplog.set_level(logging.CRITICAL, "think_celery.recovery")
+        caplog.set_level(logging.CRITICAL, "think_celery.tick")
 
         with broken(t.rt, "think_processes", f"NEW.id = '{first}'"):
             pass_time(t, 16, 1, 1)

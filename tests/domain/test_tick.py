@@ -19,8 +19,12 @@ from tests.domain.crowd import (
     said,
     workers,
 )
-from think_celery.domain import recovery, submissions, tick
-from think_celery.store import processes, tables
+from tests.domain.flows import start
+from think_celery import retries
+from think_celery.domain import recovery, submissions, tick, workflows
+from think_celery.domain.passes import each_row
+from think_celery.ids import AgentRef
+from think_celery.store import agents, processes, tables
 from think_celery.store import submissions as rows
 from think_celery.testing import think_test
 
@@ -123,7 +127,7 @@ class TestMissedKnocks:
         pass_on(t, 3)
 
         assert knocked(t) == ["one"]
-        assert row(t.rt, "one").knock_at == t.clock.now() + tick.LONGEST_AGAIN
+        assert row(t.rt, "one").knock_at == t.clock.now() + retries.LONGEST_AGAIN
 
     def test_what_stands_behind_a_head_costs_one_look(self, t):
         """engine §4, P16: it gets no ``knock_at`` any more until it is the head; then it is knocked for."""
@@ -222,6 +226,56 @@ class TestMissedKnocks:
 
         assert row(t.rt, "bad").knock_at == t.clock.now() + timedelta(seconds=2)
         assert row(t.rt, "bad").knocks == 1
+
+
+class TestEachRow:
+    def test_a_failing_row_hides_no_other(self, t, caplog):
+        """engine §5: each row has a transaction of its own; what fails is logged and changes nothing."""
+
+        def work(tx, name):
+            tx.execute(update(tables.agents).where(tables.agents.c.name == name).values(epoch=7))
+            return 1 // (name != "b")
+
+        for name in "abc":
+            t.rt.db.transact(lambda tx, name=name: agents.make(tx, AgentRef("Clerk", name)))
+
+        done = each_row(t.rt, "count", "abc", work)
+
+        seen = select(tables.agents.c.name).where(tables.agents.c.epoch == 7).order_by(tables.agents.c.name)
+        assert done == 2
+        assert t.rt.db.read(lambda tx: tx.execute(seen).scalars().all()) == ["a", "c"]
+        assert "could not count; the next pass tries again: ZeroDivisionError" in caplog.text
+
+    def test_what_is_done_instead_is_a_row_like_any_other(self, t, caplog):
+        """engine §5: it has a transaction of its own, counts, and may fail without harm."""
+        caplog.set_level(logging.CRITICAL)
+
+        def fails(tx, number):
+            raise ValueError(number)
+
+        assert each_row(t.rt, "count", [0, 4, 2], fails, lambda tx, number: 8 // number) == 6
+
+    def test_it_ends_when_its_time_is_over(self, t):
+        """engine §5: 200 ms for each kind of work; what is left comes in the next pass."""
+        seen = []
+
+        def slow(tx, number):
+            seen.append(number)
+            t.clock.advance(timedelta(seconds=0.15))
+            return True
+
+        assert each_row(t.rt, "count", range(9), slow) == 2
+        assert seen == [0, 1]
+
+    def test_every_pass_over_workflows_ends_then_too(self, t):
+        """engine §5: due runs, lost knocks and news have the same limit as heads have."""
+        for number in range(5):
+            start(t.rt, lambda event, step: "done", id=f"w{number}")
+        t.lose_messages()
+        t.clock.advance(timedelta(seconds=3))
+        t.rt.knock = lambda knock: t.clock.advance(timedelta(seconds=0.15))
+
+        assert [workflows.knock_missed(t.rt, 500) for _ in range(3)] == [2, 2, 1]
 
 
 class TestNewBroker:

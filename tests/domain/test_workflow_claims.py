@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.domain.flows import DESK, Handle, begin, flow, start, worker_dies
+from tests.domain.flows import DESK, Handle, begin, flow, seize_of, start, worker_dies
 from think_celery.domain import advance, tick, workflows
 from think_celery.errors import WorkflowError, WorkflowNotFound
 from think_celery.ids import WorkflowRef
@@ -56,7 +56,7 @@ class TestEnd:
         workflow.send("go")
 
         assert not workflows.resume(t.rt, workflow.ref)
-        assert t.rt.db.transact(lambda tx: rows.seize_of(tx, workflow.ref.key, process)) is None
+        assert t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process)) is None
         assert workflow.advance().word == "ended-before"
         assert workflow.status == "complete"
 
@@ -181,7 +181,7 @@ class TestLease:
 
         def taken_over(at: str) -> None:
             if at == point:
-                assert t.rt.db.transact(lambda tx: rows.seize_of(tx, workflow.ref.key, process))
+                assert t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process))
                 before.append((workflow.row, workflow.keys))
 
         t.rt.failpoint = taken_over
@@ -202,7 +202,7 @@ class TestLease:
         assert not isinstance(claim, advance.Outcome)
 
         assert claim.lease.token == first + 1
-        t.rt.db.transact(lambda tx: rows.seize_of(tx, workflow.ref.key, claim.lease.process_id))
+        t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, claim.lease.process_id))
         assert workflow.row.token == first + 2
 
     def test_a_stale_renewal_asks_the_database_before_an_effect(self, t: ThinkTest):
@@ -213,7 +213,7 @@ class TestLease:
 
         def stall(at: str) -> None:
             if at == "workflow:claimed":
-                t.rt.db.transact(lambda tx: rows.seize_of(tx, workflow.ref.key, process))
+                t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process))
                 t.clock.advance(timedelta(seconds=14))
 
         t.rt.failpoint = stall

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.domain.flows import DESK, Desk, Handle, flow, start
+from tests.domain.flows import DESK, Desk, Handle, flow, seize_of, start
 from think_celery.domain import outbox, submissions, tick, workflows
 from think_celery.errors import ThinkPromptTimeoutError, WorkflowTimeoutError
 from think_celery.ids import WorkflowRef
@@ -100,7 +100,7 @@ def test_a_start_and_an_early_event(live: Runtime):
     flow(lambda event, step: step.wait_for_event("a", type="go").payload)
 
     with together(
-        lambda number: workflows.start(live, DESK.ref, "Flow", workflow_id=f"w{number}"),
+        lambda number: workflows.start(live, DESK._ref, "Flow", workflow_id=f"w{number}"),
         lambda number: workflows.send_event(
             live, WorkflowRef("Flow", f"w{number}"), type="go", payload=number
         ),
@@ -175,7 +175,7 @@ def test_two_starts_of_one_id(live: Runtime):
 
     def begin(who: str) -> Work:
         return lambda number: ids.append(
-            workflows.start(live, DESK.ref, "Flow", {"who": who}, workflow_id=f"w{number}")
+            workflows.start(live, DESK._ref, "Flow", {"who": who}, workflow_id=f"w{number}")
         )
 
     with together(begin("a"), begin("b"), begin("c"), rounds=FEWER):
@@ -220,7 +220,7 @@ def test_a_takeover_and_the_one_that_stalled(live: Runtime):
     def takes_over(number: int) -> None:
         workflow = flows[number]
         for _ in range(100):
-            if live.db.transact(lambda tx: rows.seize_of(tx, workflow.ref.key, process)) is not None:
+            if live.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process)) is not None:
                 break
             if workflow.status == "complete":
                 return
@@ -280,8 +280,8 @@ def test_a_prompts_end_and_its_deadline(live: Runtime):
     rounds = FEWER
     flows = []
     for number in range(rounds):
-        agent = Desk.bound_to(live, f"desk{number}")
-        workflows.start(live, agent.ref, "Flow", workflow_id=f"w{number}")
+        agent = Desk._bound_to(live, f"desk{number}")
+        workflows.start(live, agent._ref, "Flow", workflow_id=f"w{number}")
         flows.append((handle(live, number), agent))
 
     def advance(number: int) -> None:
@@ -297,7 +297,7 @@ def test_a_prompts_end_and_its_deadline(live: Runtime):
         _, agent = flows[number]
         key = f"think-workflow:Flow:w{number}:p"
         for _ in range(400):
-            row = submissions.get_by_key(live, agent.ref, key)
+            row = submissions.get_by_key(live, agent._ref, key)
             if row is not None:
                 submissions.run(live, row.id)
                 return
@@ -307,5 +307,5 @@ def test_a_prompts_end_and_its_deadline(live: Runtime):
         pass
 
     for number, (workflow, agent) in enumerate(flows):
-        row = submissions.get_by_key(live, agent.ref, f"think-workflow:Flow:w{number}:p")
+        row = submissions.get_by_key(live, agent._ref, f"think-workflow:Flow:w{number}:p")
         assert (workflow.output, row.status) in [("in time", "completed"), ("aborted", "aborted")]

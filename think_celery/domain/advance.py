@@ -28,12 +28,12 @@ from think_celery.errors import (
 )
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.logs import trace_of
+from think_celery.retries import MISSED_AFTER, knock_again_after
 from think_celery.runtime import agent_classes, workflow_classes
 from think_celery.states import WorkflowStatus
 from think_celery.store import leases, steps, workflows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
-from think_celery.store.submissions import MISSED_AFTER
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime
@@ -189,7 +189,7 @@ class _Pass:
         self.hold.extend(PASS_SECONDS)
         ended: calls.Result[Any]
         try:
-            workflow = self.claim.cls.bound_to(self.rt, self.replay.agent)
+            workflow = self.claim.cls._bound_to(self.rt, self.replay.agent)
             ended = calls.Done(workflow.run(event, ThinkWorkflowStep(self.replay)))
         except Exception as error:
             ended = calls.Failed(error)
@@ -290,7 +290,7 @@ class _Pass:
 
     def _handed_over(self, *, orderly: bool) -> Outcome:
         """Let another worker go on: at once after an orderly end, else when the tick knocks."""
-        after = MISSED_AFTER if orderly else MISSED_AFTER * 2 ** min(self.replay.attempts, 7)
+        after = MISSED_AFTER if orderly else knock_again_after(self.replay.attempts)
 
         def work(tx: Tx) -> Outcome:
             row = workflows.hand_over(tx, self.lease, orderly=orderly, after=after)

@@ -13,7 +13,7 @@ from think_celery.protocols import Finish
 from think_celery.store import messages as message_rows
 from think_celery.store import submissions
 from think_celery.store.database import Tx, is_away
-from think_celery.store.lines import fence
+from think_celery.store.leases import fence
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime

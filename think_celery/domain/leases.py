@@ -20,9 +20,9 @@ from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.ids import new_id
 from think_celery.signals import AbortController, AbortSignal
 from think_celery.states import SubmissionStatus
-from think_celery.store import lines, processes, submissions
+from think_celery.store import leases, processes, submissions
 from think_celery.store.database import Database
-from think_celery.store.lines import Lease
+from think_celery.store.leases import Lease
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime
@@ -64,7 +64,7 @@ class Hold:
         """
         if not self.lost and self.monitor.is_stale():
             self.monitor.beat()
-            if not self.lost and not self.monitor.db.read(lambda tx: lines.is_held(tx, self.lease)):
+            if not self.lost and not self.monitor.db.read(lambda tx: leases.is_held(tx, self.lease)):
                 self.lose()
         if self.lost:
             raise LeaseLost(str(self.lease))
@@ -176,7 +176,7 @@ class Monitor:
         A lease that was taken away is lost. One that nobody here works under is given up as if its worker
         had died: giving it back had failed, or the claim was committed and the answer got lost.
         """
-        held = self.db.read(lambda tx: lines.held_by(tx, process_id))
+        held = self.db.read(lambda tx: leases.held_by(tx, process_id))
         with self._lock:
             here = list(self._holds)
         for hold in holds:

@@ -9,7 +9,7 @@ from think_celery.domain.journal import MAX_ERROR, MAX_TYPE, storable
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines, outbox, submissions
 from think_celery.store.database import Tx
-from think_celery.store.lines import Lease
+from think_celery.store.leases import Lease
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime

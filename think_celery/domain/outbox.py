@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from think_celery.domain import knocks
 from think_celery.domain.journal import describe
 from think_celery.domain.outcomes import Outcome
+from think_celery.domain.passes import each_row
 from think_celery.logs import trace_of
+from think_celery.retries import LONGEST_AGAIN, doubled, knock_again_after
 from think_celery.states import OutboxStatus, WorkflowStatus
 from think_celery.store import events, outbox, workflows
 from think_celery.store.database import Tx
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("think_celery.outbox")
 
-FIRST_RETRY, LONGEST_RETRY = timedelta(seconds=1), timedelta(minutes=5)
-FIRST_AGAIN = timedelta(seconds=2)
+FIRST_RETRY = timedelta(seconds=1)
 
 
 class _SettledMeanwhile(Exception):
@@ -77,7 +78,7 @@ def _deliver(rt: "Runtime", tx: Tx, news: Any) -> OutboxStatus:
 
 def _failed(rt: "Runtime", news: Any, error: Exception) -> None:
     error_type, text = describe(error)
-    after = min(FIRST_RETRY * 2 ** min(news.attempts, 20), LONGEST_RETRY)
+    after = doubled(FIRST_RETRY, news.attempts, LONGEST_AGAIN)
     logger.warning("news %s could not be delivered (%s); next try in %s", news.id, error_type, after)
     try:
         rt.db.transact(lambda tx: outbox.failed(tx, news.id, f"{error_type}: {text}", after))
@@ -113,28 +114,26 @@ def adopt(rt: "Runtime", workflow_key: str) -> bool:
     """
     if not rt.db.read(lambda tx: events.has_early(tx, workflow_key)):
         return False
+    return rt.db.transact(lambda tx: adopt_now(rt, tx, workflow_key))
 
-    def work(tx: Tx) -> bool:
-        row = workflows.wake(tx, workflow_key)
-        if row is None:
-            return False
-        knock(rt, tx, row)
-        return events.adopt(tx, workflow_key, row.run) > 0
 
-    return rt.db.transact(work)
+def adopt_now(rt: "Runtime", tx: Tx, workflow_key: str) -> bool:
+    """Do the same in this transaction."""
+    row = workflows.wake(tx, workflow_key)
+    if row is None:
+        return False
+    knock(rt, tx, row)
+    return events.adopt(tx, workflow_key, row.run) > 0
 
 
 def knock_missed(rt: "Runtime", limit: int) -> int:
     """Knock again for news whose knock seems lost or whose next try is due, and say how often."""
-    knocked = 0
-    for row in rt.db.read(lambda tx: outbox.missed(tx, limit)):
-        after = min(FIRST_AGAIN * 2 ** min(row.knocks, 20), LONGEST_RETRY)
 
-        def work(tx: Tx, row: Any = row, after: timedelta = after) -> bool:
-            if not outbox.knock_again(tx, row.id, row.knock_at, after, row.knocks + 1):
-                return False
-            tx.after_commit(lambda: rt.knock(knocks.for_outbox(row.id, row.queue)))
-            return True
+    def work(tx: Tx, news: Any) -> bool:
+        after = knock_again_after(news.knocks)
+        if not outbox.knock_again(tx, news.id, news.knock_at, after, news.knocks + 1):
+            return False
+        tx.after_commit(lambda: rt.knock(knocks.for_outbox(news.id, news.queue)))
+        return True
 
-        knocked += rt.db.transact(work)
-    return knocked
+    return each_row(rt, "knock for news", rt.db.read(lambda tx: outbox.missed(tx, limit)), work)

@@ -3,34 +3,23 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.domain import knocks, lines
 from think_celery.domain.conversation import UNKNOWN_OUTCOME
 from think_celery.domain.liveness import host_facts, known_dead
-from think_celery.errors import LeaseLost, TurnTimeout
-from think_celery.logs import trace_of
+from think_celery.domain.passes import ROWS, each_row
+from think_celery.errors import TurnTimeout
 from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
+from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
+from think_celery.store import leases, processes, submissions, workflows
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
-from think_celery.store import processes, submissions, workflows
 from think_celery.store.database import Tx
-from think_celery.store.lines import Lease
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
+from think_celery.store.leases import Lease
 
 logger = logging.getLogger("think_celery.recovery")
-
-EVERY = timedelta(seconds=1)
-SECONDS = 0.2
-"""How long one kind of work may take in a pass; what is left comes in the next."""
-
-PATIENCE = timedelta(milliseconds=200)
-"""How long a pass waits for a row that somebody else has locked; then the next pass tries again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,65 +86,44 @@ def _has_cut_call(parts: Sequence[Part]) -> bool:
 # --- finding it -----------------------------------------------------------------------------------
 
 
-def sweep(rt: "Runtime", limit: int = 500) -> int:
+def sweep(rt: Runtime, limit: int = ROWS) -> int:
     """Declare processes dead that are, and free what dead ones held. Returns how many leases were freed.
 
     A process is dead when this machine can prove it, or when two looks a while apart found it out of
     time. Each row is its own transaction; one that fails is tried again in the next pass.
     """
     here = host_facts()
-    for process_id, facts in rt.db.read(processes.alive):
-        if facts != here and known_dead(facts):
-            _each(f"process {process_id}", partial(_declare, rt, process_id, known=True))
-    for suspect in rt.db.read(lambda tx: processes.lapsed(tx, limit)):
-        _each(f"process {suspect.process_id}", partial(_look_at, rt, suspect.process_id))
-    freed, until = 0, rt.clock.elapsed() + SECONDS
-    for lease in rt.db.read(lambda tx: line_rows.orphaned(tx, limit)):
-        if rt.clock.elapsed() > until:
-            break
-        freed += _each(f"line {lease.key}", partial(_in_pass, rt, partial(_free_line, rt, lease)))
-    until = rt.clock.elapsed() + SECONDS
-    for key, process_id in rt.db.read(lambda tx: workflows.orphaned(tx, limit)):
-        if rt.clock.elapsed() > until:
-            break
-        freed += _each(f"workflow {key}", partial(_in_pass, rt, partial(_free_workflow, rt, key, process_id)))
-    return freed
+    others = ((process_id, facts) for process_id, facts in rt.db.read(processes.alive) if facts != here)
+    proven = (process_id for process_id, facts in others if known_dead(facts))
+    each_row(rt, "end a dead process", proven, lambda tx, process_id: _declare(tx, process_id, known=True))
+    lapsed = rt.db.read(lambda tx: processes.lapsed(tx, limit))
+    each_row(rt, "look at a process that is out of time", lapsed, _look_at)
+    lost = rt.db.read(lambda tx: leases.orphaned(tx, limit))
+    return each_row(rt, "free the work of a dead process", lost, lambda tx, lease: _free(rt, tx, lease))
 
 
-def _each(what: str, work: Callable[[], bool]) -> bool:
-    try:
-        return work()
-    except Exception as error:
-        logger.error("could not recover %s; the next pass tries again: %s", what, trace_of(error))
+def _look_at(tx: Tx, process_id: str) -> bool:
+    processes.suspect(tx, process_id)
+    return _declare(tx, process_id)
+
+
+def _declare(tx: Tx, process_id: str, *, known: bool = False) -> bool:
+    if not processes.declare_dead(tx, process_id, known=known):
         return False
-
-
-def _in_pass(rt: "Runtime", work: Callable[[Tx], bool]) -> bool:
-    def impatient(tx: Tx) -> bool:
-        line_rows.wait_at_most(tx, PATIENCE)
-        return work(tx)
-
-    return rt.db.transact(impatient)
-
-
-def _look_at(rt: "Runtime", process_id: str) -> bool:
-    rt.db.transact(lambda tx: processes.suspect(tx, process_id))
-    return _declare(rt, process_id)
-
-
-def _declare(rt: "Runtime", process_id: str, *, known: bool = False) -> bool:
-    if not rt.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=known)):
-        return False
-    logger.warning(
-        "process %s is dead (%s); its work is taken over",
-        process_id,
-        "its end is proven" if known else "it has not renewed its lease",
-        extra={"think_event": "process.dead", "think_process": process_id},
+    tx.after_commit(
+        lambda: logger.warning(
+            "process %s is dead (%s); its work is taken over",
+            process_id,
+            "its end is proven" if known else "it has not renewed its lease",
+            extra={"think_event": "process.dead", "think_process": process_id},
+        )
     )
     return True
 
 
-def _free_line(rt: "Runtime", lease: Lease, tx: Tx) -> bool:
+def _free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
+    if lease.kind == "workflow":
+        return _free_workflow(rt, tx, lease)
     if not line_rows.seize_from(tx, lease):
         return False
     if _running(tx, lease) is None:
@@ -164,59 +132,42 @@ def _free_line(rt: "Runtime", lease: Lease, tx: Tx) -> bool:
     return True
 
 
-def _running(tx: Tx, lease: Lease) -> Any:
-    head = submissions.head(tx, lease.key)
-    return None if head is None or head.status != SubmissionStatus.RUNNING else head
-
-
-def _free_workflow(rt: "Runtime", key: str, process_id: str, tx: Tx) -> bool:
-    row = workflows.seize_of(tx, key, process_id)
+def _free_workflow(rt: Runtime, tx: Tx, lease: Lease) -> bool:
+    row = workflows.seize(tx, lease)
     if row is None:
         return False
     tx.after_commit(lambda: rt.knock(knocks.for_workflow(row)))
     return True
 
 
+def _running(tx: Tx, lease: Lease) -> Any:
+    head = submissions.head(tx, lease.key)
+    return None if head is None or head.status != SubmissionStatus.RUNNING else head
+
+
 # --- leases of this process -----------------------------------------------------------------------
 
 
-def hand_back(rt: "Runtime", lease: Lease) -> None:
+def hand_back(rt: Runtime, lease: Lease) -> None:
     """Give up a lease of this process under which nobody works, as if its worker had died."""
-
-    def work(tx: Tx) -> None:
-        if lease.kind == "turn":
-            _free_line(rt, lease, tx)
-        elif _has(tx, lease):
-            _free_workflow(rt, lease.key, lease.process_id, tx)
-
-    rt.db.transact(work)
+    rt.db.transact(lambda tx: _free(rt, tx, lease))
 
 
-def let_go(rt: "Runtime", lease: Lease) -> None:
+def let_go(rt: Runtime, lease: Lease) -> None:
     """Take a lease from code of this process that ignored its deadline; a turn ends in error with it."""
-
-    def work(tx: Tx) -> None:
-        if lease.kind == "workflow":
-            if _has(tx, lease):
-                _free_workflow(rt, lease.key, lease.process_id, tx)
-            return
-        if not line_rows.seize_from(tx, lease):
-            return
-        running = _running(tx, lease)
-        row = None if running is None else submissions.lock(tx, running.id)
-        if row is not None:
-            error = TurnTimeout(rt.settings.turn_timeout_seconds)
-            name, ended = type(error).__name__, SubmissionStatus.ERROR
-            lines.end(rt, tx, row, ended, error_type=name, error=str(error), holding=True)
-        message_rows.settle_all(tx, lease.key)
-        lines.expect_next(rt, tx, lease.key)
-
-    rt.db.transact(work)
+    free = _free_workflow if lease.kind == "workflow" else _end_turn
+    rt.db.transact(lambda tx: free(rt, tx, lease))
 
 
-def _has(tx: Tx, lease: Lease) -> bool:
-    try:
-        line_rows.fence(tx, lease)
-    except LeaseLost:
+def _end_turn(rt: Runtime, tx: Tx, lease: Lease) -> bool:
+    if not line_rows.seize_from(tx, lease):
         return False
+    running = _running(tx, lease)
+    row = None if running is None else submissions.lock(tx, running.id)
+    if row is not None:
+        error = TurnTimeout(rt.settings.turn_timeout_seconds)
+        name, ended = type(error).__name__, SubmissionStatus.ERROR
+        lines.end(rt, tx, row, ended, error_type=name, error=str(error), holding=True)
+    message_rows.settle_all(tx, lease.key)
+    lines.expect_next(rt, tx, lease.key)
     return True

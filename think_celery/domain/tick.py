@@ -1,31 +1,27 @@
 """One pass over everything that is due or lost. Recovery is this repeated look, never a one-shot at start-up."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.domain import knocks, outbox, recovery, workflows
+from think_celery.domain.passes import ROWS, each_row
 from think_celery.logs import trace_of
+from think_celery.retries import MISSED_AFTER, knock_again_after
+from think_celery.runtime import Runtime
 from think_celery.store import outbox as outbox_rows
 from think_celery.store import processes, submissions
 from think_celery.store import workflows as workflow_rows
 from think_celery.store.database import Tx
 
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
-
 logger = logging.getLogger("think_celery.tick")
 
 EVERY = timedelta(seconds=1)
-ROWS, SECONDS = 500, 0.2
-"""How many rows, or how long, one kind of work may take in a pass; what is left comes in the next."""
-
-FIRST_AGAIN, LONGEST_AGAIN = timedelta(seconds=2), timedelta(minutes=5)
 DEAD_KEPT = timedelta(days=1)
 
 
-def run(rt: "Runtime") -> int:
+def run(rt: Runtime) -> int:
     """Make the passes that are due in this database, and say how many rows were moved or knocked for.
 
     Any number of processes may call this at any time: each kind of pass is admitted once a second.
@@ -33,7 +29,7 @@ def run(rt: "Runtime") -> int:
     return watch(rt) + work(rt)
 
 
-def watch(rt: "Runtime") -> int:
+def watch(rt: Runtime) -> int:
     """Look after processes and leases, if that pass is due. Waits for no other work.
 
     Two looks at a process count only where these passes come steadily, so whoever ticks makes them in a
@@ -44,23 +40,23 @@ def watch(rt: "Runtime") -> int:
     return _guarded(rt, "leases", _renew_and_sweep)
 
 
-def _renew_and_sweep(rt: "Runtime", limit: int) -> int:
+def _renew_and_sweep(rt: Runtime, limit: int) -> int:
     rt.monitor.beat()  # a process that was held up renews itself before it judges others
     return recovery.sweep(rt, limit)
 
 
-def work(rt: "Runtime") -> int:
+def work(rt: Runtime) -> int:
     """Look for all other work that is due or lost, if that pass is due."""
     if not _admitted(rt, "work"):
         return 0
     return sum(_guarded(rt, kind, pass_over) for kind, pass_over in KINDS.items())
 
 
-def _admitted(rt: "Runtime", kind: str) -> bool:
+def _admitted(rt: Runtime, kind: str) -> bool:
     return rt.db.transact(lambda tx: processes.admit(tx, kind, EVERY))
 
 
-def _guarded(rt: "Runtime", kind: str, work: Callable[["Runtime", int], int]) -> int:
+def _guarded(rt: Runtime, kind: str, work: Callable[[Runtime, int], int]) -> int:
     try:
         return work(rt, ROWS)
     except Exception as error:
@@ -68,109 +64,90 @@ def _guarded(rt: "Runtime", kind: str, work: Callable[["Runtime", int], int]) ->
         return 0
 
 
-def knock_missed_heads(rt: "Runtime", limit: int) -> int:
+def knock_missed_heads(rt: Runtime, limit: int) -> int:
     """Knock again for heads whose knock seems lost; a row behind a head needs none until it is one.
 
     The distance doubles with each knock, from 2 seconds to 5 minutes. Returns how many rows were looked
-    after. One that fails is put off, and hides no other.
+    after. One that fails is put off.
     """
-    done, until = 0, rt.clock.elapsed() + SECONDS
-    while True:
-        due = rt.db.read(lambda tx: submissions.missed(tx, limit))
-        changed = 0
-        for agent_id, waiting in _by_agent(due).items():
-            if rt.clock.elapsed() > until:
-                return done + changed
-            changed += _look_at_agent(rt, agent_id, waiting)
-        done += changed
-        if len(due) < limit or not changed:
-            return done
+
+    def work(tx: Tx, waiting: Sequence[Any]) -> int:
+        return _knock_missed(rt, tx, waiting)
+
+    return each_row(rt, "knock for an agent", _missed_by_agent(rt, limit), work, instead=_put_off)
 
 
-def _by_agent(rows: Iterable[Any]) -> dict[str, list[Any]]:
-    grouped: dict[str, list[Any]] = {}
-    for row in rows:
-        grouped.setdefault(row.agent_id, []).append(row)
-    return grouped
+def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
+    """The submissions that seem to be forgotten, each agent's at once; again while there are more."""
+    before: list[Any] | None = None
+    while (due := rt.db.read(lambda tx: submissions.missed(tx, limit))) != before:
+        by_agent: dict[str, list[Any]] = {}
+        for row in due:
+            by_agent.setdefault(row.agent_id, []).append(row)
+        yield from by_agent.values()
+        if len(due) < limit:
+            return
+        before = due
 
 
-def _look_at_agent(rt: "Runtime", agent_id: str, waiting: Sequence[Any]) -> int:
-    try:
-        return rt.db.transact(lambda tx: _knock_missed(rt, tx, agent_id, waiting))
-    except Exception as error:
-        logger.error(
-            "could not look after the submissions of agent %s; they are put off: %s", agent_id, trace_of(error)
-        )
-    try:
-        return rt.db.transact(lambda tx: _put_off(tx, waiting))
-    except Exception as error:
-        logger.error("could not put off the submissions of agent %s: %s", agent_id, trace_of(error))
-        return 0
-
-
-def _knock_missed(rt: "Runtime", tx: Tx, agent_id: str, waiting: Sequence[Any]) -> int:
-    head = submissions.head(tx, agent_id)
+def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
+    head = submissions.head(tx, waiting[0].agent_id)
     behind = [row.id for row in waiting if head is None or row.id != head.id]
     changed = submissions.expect_none(tx, behind, max(row.knock_at for row in waiting)) if behind else 0
     if head is None:
         return changed
     seen = next((row for row in waiting if row.id == head.id), None)
     if seen is not None:
-        again, knocks_so_far = again_after(seen.knocks), seen.knocks + 1
-        expected = submissions.knock_again(tx, head.id, seen.knock_at, again, knocks_so_far)
+        expected = _knock_again(tx, seen)
     else:  # nobody expects the head: whoever should have made it so has lost it
-        expected = not head.held and head.due and submissions.expect_again(tx, head.id, FIRST_AGAIN)
+        expected = not head.held and head.due and submissions.expect_again(tx, head.id, MISSED_AFTER)
     if expected and not head.held:
         tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
     return changed + expected
 
 
 def _put_off(tx: Tx, waiting: Sequence[Any]) -> int:
-    return sum(
-        submissions.knock_again(tx, row.id, row.knock_at, again_after(row.knocks), row.knocks + 1)
-        for row in waiting
-    )
+    return sum(_knock_again(tx, row) for row in waiting)
 
 
-def again_after(knocks: int) -> timedelta:
-    """How long after that many lost knocks the next one follows: 2 s, doubled each time, up to 5 min."""
-    return min(FIRST_AGAIN * (1 << min(knocks, 20)), LONGEST_AGAIN)
+def _knock_again(tx: Tx, row: Any) -> bool:
+    return submissions.knock_again(tx, row.id, row.knock_at, knock_again_after(row.knocks), row.knocks + 1)
 
 
-def forget_dead_processes(rt: "Runtime", limit: int) -> int:
+def forget_dead_processes(rt: Runtime, limit: int) -> int:
     """Delete processes that died a day ago."""
     return rt.db.transact(lambda tx: processes.forget_dead(tx, DEAD_KEPT, limit))
 
 
-def trim_live_log(rt: "Runtime", limit: int) -> int:
+def trim_live_log(rt: Runtime, limit: int) -> int:
     """Drop old frames of the live log."""
     return rt.events.trim()
 
 
-KINDS: dict[str, Callable[["Runtime", int], int]] = {
+KINDS: dict[str, Callable[[Runtime, int], int]] = {
     "heads": knock_missed_heads,
     "due workflows": workflows.wake_due,
     "unread events": workflows.wake_unread,
     "queued workflows": workflows.knock_missed,
-    "early events": lambda rt, limit: workflows.adopt_early(rt),
+    "early events": workflows.adopt_early,
     "news": outbox.knock_missed,
     "dead processes": forget_dead_processes,
     "live log": trim_live_log,
 }
 
 
-def knock_now(rt: "Runtime") -> None:
+def knock_now(rt: Runtime) -> None:
     """Treat every knock as lost: the broker is new or was emptied. The next pass knocks for all that waits."""
     for rows in (workflow_rows, submissions, outbox_rows):
         rt.db.transact(rows.knock_now)
 
 
-def next_due(rt: "Runtime") -> datetime | None:
+def next_due(rt: Runtime) -> datetime | None:
     """The next instant at which waiting work falls due by itself; ``None`` if none does."""
     return rt.db.read(lambda tx: earliest(workflow_rows.next_wake(tx), submissions.next_not_before(tx)))
 
 
-def is_due(rt: "Runtime") -> bool:
+def is_due(rt: Runtime) -> bool:
     """Whether waiting work is due now."""
     due = next_due(rt)
     return due is not None and due <= rt.clock.now()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from think_celery.domain import calls, conversation, finals, lines, recovery
+from think_celery.domain import calls, conversation, finals, hooks, lines, recovery
 from think_celery.domain.answers import Answer
 from think_celery.domain.drafts import Draft
 from think_celery.domain.journal import describe
@@ -30,7 +30,7 @@ from think_celery.errors import (
 from think_celery.ids import AgentRef
 from think_celery.logs import trace_of
 from think_celery.messages import ToolPart, UIMessage, dump_parts
-from think_celery.protocols import Finish, Model, ModelRequest
+from think_celery.protocols import AgentHooks, Finish, Model, ModelRequest
 from think_celery.retries import Retry, jittered
 from think_celery.signals import AbortController
 from think_celery.states import SubmissionStatus
@@ -144,11 +144,11 @@ class Turn:
         self.live.put({"type": "start", "messageId": self.claim.message_id})
         if again:  # before anything of the user's own can fail: what is stored must not be lost
             self.draft.load()
-        self.agent = self.rt.make_agent(self.claim.agent.agent_class, self.claim.agent.name)
-        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in self.agent.all_tools()}
+        self.agent: AgentHooks = self.rt.make_agent(self.claim.agent.agent_class, self.claim.agent.name)
+        self.tools: Mapping[str, Tool] = {tool.name: tool for tool in hooks.all_tools(self.agent)}
         self.final = finals.for_turn(self.row.structure, self.tools)
         self.answer.hidden = None if self.final is None else self.final.name
-        self.model: Model = self.agent.model_for_turn(self.rt)
+        self.model: Model = hooks.model_of(self.rt, self.agent)
         self.plan = Plan(
             system=self.agent.get_system_prompt(),
             transcript=patiently(self.rt, self.hold, self._history),

@@ -1,17 +1,18 @@
 """Start workflows, send them events, look at them, resume them; and what the tick does for them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from think_celery import schemas, serialization
 from think_celery.domain import knocks, outbox
 from think_celery.domain.advance import WorkflowEvent, advance
+from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import NotSerializable, WorkflowError, WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
-from think_celery.logs import trace_of
 from think_celery.messages import json_value
+from think_celery.retries import knock_again_after
 from think_celery.runtime import workflow_classes
 from think_celery.states import WorkflowStatus
 from think_celery.store import events, workflows
@@ -39,14 +40,10 @@ __all__ = [
 
 logger = logging.getLogger("think_celery.workflows")
 
-Item = TypeVar("Item")
-
 RESERVED = "think-"
 MAX_PAGE = 1000
 EARLY_KEPT = timedelta(hours=24)
 """How long an event waits for a workflow that does not exist yet."""
-
-FIRST_AGAIN, LONGEST_AGAIN = timedelta(seconds=2), timedelta(minutes=5)
 
 
 def reference(workflow: Any, workflow_id: str) -> WorkflowRef:
@@ -88,7 +85,7 @@ def start(
     cls = workflow_classes.get(name)
     ref = reference(name, workflow_id if workflow_id is not None else f"wf_{new_id().replace('-', '')}")
     given = {} if params is None else params
-    kind = cls.params_type()
+    kind = cls._params_type()
     limit = rt.settings.max_payload
     payload = given if kind is None else schemas.as_type(kind, given, f"The params of {name}")
     stored = serialization.dumps(payload, what="params", limit=limit)
@@ -275,17 +272,6 @@ def resume(rt: "Runtime", ref: WorkflowRef) -> bool:
 # --- the tick -------------------------------------------------------------------------------------
 
 
-def _each(rt: "Runtime", what: str, items: Iterable[Item], work: Callable[[Tx, Item], bool]) -> int:
-    """Do *work* for each in a transaction of its own: one that fails does not hide the rest."""
-    done = 0
-    for item in items:
-        try:
-            done += rt.db.transact(lambda tx, item=item: work(tx, item))  # type: ignore[misc]
-        except Exception as error:
-            logger.error("could not %s; the next pass tries again: %s", what, trace_of(error))
-    return done
-
-
 def _woken(rt: "Runtime", tx: Tx, row: Any) -> bool:
     if row is None:
         return False
@@ -296,30 +282,33 @@ def _woken(rt: "Runtime", tx: Tx, row: Any) -> bool:
 def wake_due(rt: "Runtime", limit: int) -> int:
     """Queue the waiting runs whose time has come, and say how many."""
     due = rt.db.read(lambda tx: workflows.due(tx, limit))
-    return _each(rt, "wake a workflow", due, lambda tx, key: _woken(rt, tx, workflows.wake_due(tx, key)))
+    return each_row(rt, "wake a workflow", due, lambda tx, key: _woken(rt, tx, workflows.wake_due(tx, key)))
 
 
 def wake_unread(rt: "Runtime", limit: int) -> int:
     """Queue waiting runs that have events which they were not woken for, and say how many. A backstop."""
     found = rt.db.read(lambda tx: workflows.unread(tx, limit))
-    return _each(rt, "wake a workflow", found, lambda tx, key: _woken(rt, tx, workflows.wake_unread(tx, key)))
+    return each_row(
+        rt, "wake a workflow", found, lambda tx, key: _woken(rt, tx, workflows.wake_unread(tx, key))
+    )
 
 
 def knock_missed(rt: "Runtime", limit: int) -> int:
     """Knock again for runs whose knock seems lost, and say how often. The distance doubles, up to 5 minutes."""
 
     def work(tx: Tx, missed: Any) -> bool:
-        after = min(FIRST_AGAIN * 2 ** min(missed.knocks, 20), LONGEST_AGAIN)
+        after = knock_again_after(missed.knocks)
         row = workflows.knock_again(tx, missed.key, missed.knock_at, after, missed.knocks + 1)
         if row is None:
             return False
         tx.after_commit(lambda: rt.knock(knocks.for_workflow(row)))
         return True
 
-    return _each(rt, "knock", rt.db.read(lambda tx: workflows.missed(tx, limit)), work)
+    return each_row(rt, "knock for a workflow", rt.db.read(lambda tx: workflows.missed(tx, limit)), work)
 
 
-def adopt_early(rt: "Runtime", limit: int = 500) -> int:
+def adopt_early(rt: "Runtime", limit: int = ROWS) -> int:
     """Give early events to the workflows that have begun meanwhile; drop those that waited for a day."""
-    adopted = sum(outbox.adopt(rt, key) for key in rt.db.read(lambda tx: events.adoptable(tx, limit)))
+    found = rt.db.read(lambda tx: events.adoptable(tx, limit))
+    adopted = each_row(rt, "move early events", found, lambda tx, key: outbox.adopt_now(rt, tx, key))
     return adopted + rt.db.transact(lambda tx: events.forget_early(tx, EARLY_KEPT, limit))

@@ -98,9 +98,3 @@ def forget_early(tx: Tx, older_than: timedelta, limit: int) -> int:
         .limit(limit)
     )
     return tx.execute(delete(events).where(events.c.seq.in_(old))).rowcount
-
-
-def of_run(tx: Tx, workflow_key: str, run: int) -> Sequence[Row[Any]]:
-    """Every event of a run, in order."""
-    statement = select(events).where(events.c.workflow_key == workflow_key, events.c.run == run)
-    return tx.execute(statement.order_by(events.c.seq)).all()

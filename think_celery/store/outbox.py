@@ -6,10 +6,10 @@ from typing import Any
 from sqlalchemy import Row, delete, select, update
 
 from think_celery.ids import new_id
+from think_celery.retries import MISSED_AFTER
 from think_celery.states import OUTBOX_MOVES, OutboxStatus
 from think_celery.store.database import Tx
 from think_celery.store.moves import move
-from think_celery.store.submissions import MISSED_AFTER
 from think_celery.store.tables import outbox
 
 
@@ -87,7 +87,7 @@ def failed(tx: Tx, outbox_id: str, error: str, after: timedelta) -> None:
 def missed(tx: Tx, limit: int) -> list[Row[Any]]:
     """News whose knock seems lost, or whose next try is due."""
     statement = (
-        select(outbox.c.id, outbox.c.queue, outbox.c.knock_at, outbox.c.knocks, outbox.c.workflow_key)
+        select(outbox.c.id, outbox.c.queue, outbox.c.knock_at, outbox.c.knocks)
         .where(outbox.c.knock_at <= tx.now())
         .order_by(outbox.c.knock_at)
         .limit(limit)

@@ -5,9 +5,7 @@ looks (engine rule: one look after a stall of everybody would take over live wor
 machine can prove that it is gone. Dead is final.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import and_, case, delete, or_, select, update
@@ -21,14 +19,8 @@ STEADY_GAP = timedelta(seconds=3)
 SECOND_LOOK = timedelta(seconds=2)
 """How long after the first look the second may take over: two renewal intervals."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Suspect:
-    """A process whose time has run out, as one look at it found it."""
-
-    process_id: str
-    host: dict[str, Any]
-    suspect_since: datetime | None
+LIVENESS = "leases"
+"""The kind of pass that watches processes."""
 
 
 def register(tx: Tx, process_id: str, host: dict[str, Any], lease: timedelta) -> None:
@@ -69,15 +61,15 @@ def admit(tx: Tx, kind: str, every: timedelta) -> bool:
     return tx.execute(statement).rowcount == 1
 
 
-def lapsed(tx: Tx, limit: int = 500) -> list[Suspect]:
+def lapsed(tx: Tx, limit: int = 500) -> list[str]:
     """The processes whose time has run out and that are not declared dead yet."""
-    rows = tx.execute(
-        select(processes.c.id, processes.c.host, processes.c.suspect_since)
+    statement = (
+        select(processes.c.id)
         .where(processes.c.until < tx.now(), processes.c.dead.is_(False))
         .order_by(processes.c.until)
         .limit(limit)
     )
-    return [Suspect(process_id=row.id, host=row.host, suspect_since=row.suspect_since) for row in rows]
+    return list(tx.execute(statement).scalars())
 
 
 def alive(tx: Tx) -> list[tuple[str, dict[str, Any]]]:
@@ -129,9 +121,3 @@ def forget_dead(tx: Tx, older_than: timedelta, limit: int = 500) -> int:
         .limit(limit)
     )
     return tx.execute(delete(processes).where(processes.c.id.in_(old))).rowcount
-
-
-LIVENESS = "leases"
-"""The kind of pass that watches processes."""
-
-KnownDead = Callable[[dict[str, Any]], bool]

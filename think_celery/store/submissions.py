@@ -8,13 +8,12 @@ from sqlalchemy import Row, and_, case, delete, func, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.ids import AgentRef, new_id
+from think_celery.retries import MISSED_AFTER
 from think_celery.states import SUBMISSION_MOVES, SubmissionStatus, is_terminal
 from think_celery.store.database import Tx
+from think_celery.store.leases import TURNS
 from think_celery.store.moves import move
 from think_celery.store.tables import agents, lines, submissions
-
-MISSED_AFTER = timedelta(seconds=2)
-"""How long after its row a knock is given before the tick knocks again."""
 
 TERMINAL = [status.value for status in SubmissionStatus if is_terminal(status)]
 UNFINISHED = [SubmissionStatus.PENDING.value, SubmissionStatus.RUNNING.value]
@@ -26,7 +25,6 @@ _KNOCK = (
     submissions.c.agent_class,
     submissions.c.agent_name,
     submissions.c.status,
-    submissions.c.not_before,
 )
 
 
@@ -131,7 +129,7 @@ def head(tx: Tx, agent_id: str) -> Row[Any] | None:
     """The agent's running submission, else the first pending one, with ``held``: whether its line is held."""
     statement = (
         select(*_KNOCK, lines.c.process_id.is_not(None).label("held"), _due(tx).label("due"))
-        .select_from(submissions.outerjoin(lines, and_(lines.c.agent_id == agent_id, lines.c.kind == "turn")))
+        .select_from(submissions.outerjoin(lines, and_(lines.c.agent_id == agent_id, lines.c.kind == TURNS)))
         .where(submissions.c.id == _head_id(agent_id))
     )
     return tx.execute(statement).first()
@@ -293,7 +291,7 @@ def _unlocked(where: ColumnElement[bool]) -> ColumnElement[bool]:
 
 def knock_now(tx: Tx) -> None:
     """Let the tick knock for every head whose line is free, at once: the broker has lost all messages."""
-    held = select(lines.c.agent_id).where(lines.c.process_id.is_not(None), lines.c.kind == "turn")
+    held = select(lines.c.agent_id).where(lines.c.process_id.is_not(None), lines.c.kind == TURNS)
     pending = submissions.c.status == SubmissionStatus.PENDING
     first = select(func.min(submissions.c.seq)).where(pending).group_by(submissions.c.agent_id)
     head = or_(submissions.c.status == SubmissionStatus.RUNNING, submissions.c.seq.in_(first))
@@ -314,7 +312,6 @@ def find(
     *,
     agent_id: str | None = None,
     statuses: list[str] | None = None,
-    before_seq: int | None = None,
     limit: int = 100,
 ) -> list[Row[Any]]:
     """Submissions, newest first."""
@@ -323,8 +320,6 @@ def find(
         statement = statement.where(submissions.c.agent_id == agent_id)
     if statuses is not None:
         statement = statement.where(submissions.c.status.in_(statuses))
-    if before_seq is not None:
-        statement = statement.where(submissions.c.seq < before_seq)
     return list(tx.execute(statement))
 
 

@@ -13,12 +13,12 @@ from sqlalchemy import Row, and_, case, null, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.retries import MISSED_AFTER
 from think_celery.states import WORKFLOW_MOVES, WorkflowStatus, is_terminal
 from think_celery.store.database import Tx
-from think_celery.store.lines import Lease
+from think_celery.store.leases import Lease
 from think_celery.store.moves import move
-from think_celery.store.submissions import MISSED_AFTER
-from think_celery.store.tables import processes, workflows
+from think_celery.store.tables import workflows
 
 TERMINAL = [status.value for status in WorkflowStatus if is_terminal(status)]
 
@@ -318,29 +318,11 @@ def knock_now(tx: Tx) -> None:
     tx.execute(update(workflows).where(_claimable()).values(knock_at=tx.now(), knocks=0))
 
 
-def orphaned(tx: Tx, limit: int) -> list[tuple[str, str]]:
-    """Runs that a dead process holds: the workflows and the processes."""
-    statement = (
-        select(workflows.c.key, workflows.c.process_id)
-        .join(processes, processes.c.id == workflows.c.process_id)
-        .where(processes.c.dead.is_(True))
-        .order_by(workflows.c.key)
-        .limit(limit)
-    )
-    return [(row.key, row.process_id) for row in tx.execute(statement)]
-
-
-def of_process(tx: Tx, process_id: str, limit: int = 500) -> Sequence[str]:
-    """The runs that a process holds."""
-    statement = select(workflows.c.key).where(workflows.c.process_id == process_id).order_by(workflows.c.key)
-    return tx.execute(statement.limit(limit)).scalars().all()
-
-
-def seize_of(tx: Tx, key: str, process_id: str) -> Row[Any] | None:
-    """Take the run from that process, for whoever claims it next; ``None`` if it no longer had it."""
+def seize(tx: Tx, lease: Lease) -> Row[Any] | None:
+    """Take the run from that holder, for whoever claims it next; ``None`` if it no longer had it."""
     statement = (
         update(workflows)
-        .where(workflows.c.key == key, workflows.c.process_id == process_id)
+        .where(lease.held)
         .values(
             process_id=None,
             deadline_at=None,
