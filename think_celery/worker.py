@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
@@ -18,32 +19,39 @@ TICK_SECONDS = 1.0
 
 
 class Ticker:
-    """Makes a pass once a second in a thread of its own, the first one at once, until stopped."""
+    """Makes both passes of the tick once a second, the first ones at once, until stopped.
+
+    Each in a thread of its own: two looks at a process count only where they come steadily, so the pass over
+    processes must not wait for the other work.
+    """
 
     def __init__(self, rt: Runtime) -> None:
         self._rt, self._stop = rt, threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begin."""
         self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="think-tick", daemon=True)
-        self._thread.start()
+        for name, make_pass in (("think-tick-leases", tick.watch), ("think-tick", tick.work)):
+            thread = threading.Thread(target=self._run, args=(make_pass,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def _run(self) -> None:
+    def _run(self, make_pass: Callable[[Runtime], int]) -> None:
         while not self._stop.is_set():
             try:
-                tick.run(self._rt)
+                make_pass(self._rt)
             except Exception as error:
                 # The database may be away for a while. The next pass looks again.
                 logger.error("a tick failed; the next one tries again: %s", trace_of(error))
             self._stop.wait(TICK_SECONDS)
 
     def stop(self) -> None:
-        """End, and wait for the pass in hand."""
+        """End, and wait for the passes in hand."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join(timeout=10)
 
 
 class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]

@@ -52,7 +52,7 @@ def arm(rt: Runtime) -> None:
         leases.host_facts = lambda: {**facts, "boot": "another machine"}  # type: ignore[attr-defined]
     if os.environ.get("CRASH_DEAF"):
         knock = rt.knock
-        rt.knock = lambda it: knock(it) if threading.current_thread().name == "think-tick" else None
+        rt.knock = lambda it: knock(it) if threading.current_thread().name.startswith("think-tick") else None
     kill, hold = Place.of("CRASH_KILL_AT"), Place.of("CRASH_HOLD_AT")
 
     def failpoint(point: str) -> None:
@@ -156,7 +156,7 @@ def run_client() -> None:
     rt = plain_runtime(lambda knock: None)
     arm(rt)
     call = json.loads(os.environ["CRASH_DO"])
-    agent = Scribe.bound_to(rt, call["agent"])
+    agent = Scribe._bound_to(rt, call["agent"])
     match call["do"]:
         case "submit":
             agent.submit_messages(call["prompt"], idempotency_key=call["key"])

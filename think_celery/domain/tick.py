@@ -30,11 +30,7 @@ def run(rt: Runtime) -> int:
 
 
 def watch(rt: Runtime) -> int:
-    """Look after processes and leases, if that pass is due. Waits for no other work.
-
-    Two looks at a process count only where these passes come steadily, so whoever ticks makes them in a
-    thread of their own, or makes sure that :func:`work` takes well under three seconds.
-    """
+    """Look after processes and leases, if that pass is due."""
     if not _admitted(rt, processes.LIVENESS):
         return 0
     return _guarded(rt, "leases", _renew_and_sweep)
