@@ -10,7 +10,7 @@ import pytest
 import think_celery
 from tests.domain.flows import worker
 from think_celery.agent import Submission, Think
-from think_celery.domain import submissions
+from think_celery.domain import hooks, submissions
 from think_celery.errors import (
     AsyncNotSupported,
     DuplicateName,
@@ -59,7 +59,7 @@ class TestNames:
     @pytest.mark.parametrize("name", ["issue-42", "a", "ü" * 200, "with a blank", "a/b:c"])
     def test_good_ones(self, name):
         """A name is 1 to 200 printable characters; making the object touches nothing."""
-        assert Reporter(name).ref == AgentRef("Reporter", name)
+        assert Reporter(name)._ref == AgentRef("Reporter", name)
 
     @pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", "a\x00", "\ud800", 42, None, ["a"]])
     def test_bad_ones(self, name):
@@ -73,7 +73,7 @@ class TestNames:
 
         assert (module.A.agent_class, module.B.agent_class) == ("desk", "B")
         assert agent_classes.get("desk") is module.A
-        assert module.A("x").ref == AgentRef("desk", "x")
+        assert module.A("x")._ref == AgentRef("desk", "x")
 
     def test_two_classes_of_one_name(self):
         """Two modules with one name: refused at the first use of either, naming both and the remedy."""
@@ -213,7 +213,7 @@ class TestHooks:
         with worker(sqlite_url, model="nobody/knows") as rt:
             said = []
             for cls in (Modelled, Chosen, Unnamed):
-                agent = cls.bound_to(rt, "x")
+                agent = cls._bound_to(rt, "x")
                 submission = agent.submit_messages("Hi")
                 submissions.run(rt, submission.submission_id)
                 done = agent.inspect_submission(submission.submission_id)
@@ -225,7 +225,7 @@ class TestHooks:
     def test_no_model_at_all(self, sqlite_url):
         """The error says how to name one."""
         with worker(sqlite_url) as rt, pytest.raises(NoModel, match="think_model"):
-            Reporter("x").model_for_turn(rt)
+            hooks.model_of(rt, Reporter("x"))
 
 
 class TestRuntime:
@@ -239,8 +239,8 @@ class TestRuntime:
     def test_bound_agents_work_with_their_own(self, t, sqlite_url):
         """An agent in a turn has its worker's runtime, whatever the process's own is."""
         with worker(sqlite_url) as rt:
-            assert Reporter.bound_to(rt, "x").runtime is rt
-            assert Reporter("x").runtime is t.rt is current()
+            assert Reporter._bound_to(rt, "x")._rt is rt
+            assert Reporter("x")._rt is t.rt is current()
 
     def test_an_unknown_class(self, t):
         """A class that no worker has imported: the row waits, and says so when asked for by name."""

@@ -1,11 +1,10 @@
 """``Think``: the class that users subclass to make an agent."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Self
 
-from think_celery import providers
 from think_celery.domain import conversation, live, runs, submissions, workflows
 from think_celery.domain.live import LiveEvent
 from think_celery.domain.receipts import Submission, as_submission
@@ -15,7 +14,7 @@ from think_celery.ids import AgentRef
 from think_celery.messages import Messages, UIMessage
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
-from think_celery.tools import Tool, as_tools, is_tool, tools_of
+from think_celery.tools import Tool, is_tool
 
 HOOKS = ("get_model", "get_system_prompt", "get_tools")
 
@@ -69,27 +68,21 @@ class Think:
                 "such as 'issue-42'."
             )
         self.name = name
-        self._runtime: Runtime | None = None
+        self._own_rt: Runtime | None = None
 
     @classmethod
-    def bound_to(cls, rt: Runtime, name: str) -> Self:
+    def _bound_to(cls, rt: Runtime, name: str) -> Self:
         """The agent of that name, working with this runtime instead of the process's own."""
         agent = cls(name)
-        agent._runtime = rt
+        agent._own_rt = rt
         return agent
 
     @property
-    def runtime(self) -> Runtime:
-        """What the agent works with.
-
-        Raises:
-            NotConfigured: The process has no runtime yet.
-        """
-        return self._runtime or current()
+    def _rt(self) -> Runtime:
+        return self._own_rt or current()
 
     @property
-    def ref(self) -> AgentRef:
-        """The agent's class and name as rows carry them."""
+    def _ref(self) -> AgentRef:
         return AgentRef(self.agent_class, self.name)
 
     def __repr__(self) -> str:
@@ -108,28 +101,9 @@ class Think:
         """The system prompt of the next turn."""
         return self.system_prompt
 
-    def get_tools(self) -> Sequence[Any]:
+    def get_tools(self) -> Sequence[Callable[..., Any] | Tool]:
         """Further tools: functions, decorated or not, or ``Tool`` objects. ``@tool`` methods need no mention."""
         return ()
-
-    def all_tools(self) -> Sequence[Tool]:
-        """Every tool that the model is offered: the ``@tool`` methods, then those of :meth:`get_tools`."""
-        return as_tools([*tools_of(self), *self.get_tools()])
-
-    def model_for_turn(self, rt: Runtime) -> Model:
-        """The model object that the next turn asks.
-
-        Raises:
-            NoModel: None was named, or its name can't be resolved.
-        """
-        if rt.stand_in is not None:
-            return rt.stand_in(self.agent_class)
-        settings = rt.settings
-        return providers.resolve(
-            self.get_model() or settings.model,
-            openai_api_key=settings.openai_api_key,
-            openai_base_url=settings.openai_base_url,
-        )
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -161,10 +135,10 @@ class Think:
             SubmissionConflict: *submission_id* and *idempotency_key* refer to different submissions.
             PayloadTooLarge: Messages or metadata exceed ``think_max_payload``.
         """
-        rt = self.runtime
+        rt = self._rt
         row, accepted, same = submissions.submit(
             rt,
-            self.ref,
+            self._ref,
             messages,
             idempotency_key=idempotency_key,
             submission_id=submission_id,
@@ -175,13 +149,13 @@ class Think:
 
     def inspect_submission(self, submission_id: str) -> Submission | None:
         """The submission as it stands now; ``None`` if this agent has none of that id."""
-        row = submissions.get(self.runtime, submission_id)
-        return as_submission(self.runtime, row) if row is not None and row.agent_id == self.ref.id else None
+        row = submissions.get(self._rt, submission_id)
+        return as_submission(self._rt, row) if row is not None and row.agent_id == self._ref.id else None
 
     def get_submission_by_key(self, idempotency_key: str) -> Submission | None:
         """The submission that was accepted with that key, or ``None``."""
-        row = submissions.get_by_key(self.runtime, self.ref, idempotency_key)
-        return None if row is None else as_submission(self.runtime, row)
+        row = submissions.get_by_key(self._rt, self._ref, idempotency_key)
+        return None if row is None else as_submission(self._rt, row)
 
     def list_submissions(
         self, *, status: str | Sequence[str] | None = None, limit: int = 100
@@ -191,8 +165,8 @@ class Think:
         Raises:
             ValueError: A status is none, or *limit* is not between 1 and 1000.
         """
-        rows = submissions.find(self.runtime, self.ref, status=status, limit=limit)
-        return [as_submission(self.runtime, row) for row in rows]
+        rows = submissions.find(self._rt, self._ref, status=status, limit=limit)
+        return [as_submission(self._rt, row) for row in rows]
 
     def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
         """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is.
@@ -201,20 +175,20 @@ class Think:
         """
         if self.inspect_submission(submission_id) is None:
             return False
-        return submissions.cancel_by_id(self.runtime, submission_id, reason)
+        return submissions.cancel_by_id(self._rt, submission_id, reason)
 
     def delete_submission(self, submission_id: str) -> bool:
         """Delete an ended submission, and say whether there was one. The transcript keeps its messages."""
         if self.inspect_submission(submission_id) is None:
             return False
-        return submissions.delete(self.runtime, submission_id)
+        return submissions.delete(self._rt, submission_id)
 
     def delete_submissions(
         self, *, status: str | Sequence[str] | None = None, completed_before: datetime | None = None
     ) -> int:
         """Delete every ended submission of this agent that matches, and say how many."""
         return submissions.delete_all(
-            self.runtime, self.ref, status=status, completed_before=completed_before
+            self._rt, self._ref, status=status, completed_before=completed_before
         )
 
     # --- the conversation -------------------------------------------------------------------------
@@ -222,11 +196,11 @@ class Think:
     @property
     def messages(self) -> list[UIMessage]:
         """The conversation, read afresh. The message of a turn in progress stands last."""
-        return conversation.history(self.runtime, self.ref)
+        return conversation.history(self._rt, self._ref)
 
     def get_message(self, message_id: str) -> UIMessage | None:
         """One message of the conversation, or ``None``."""
-        return conversation.get_message(self.runtime, self.ref, message_id)
+        return conversation.get_message(self._rt, self._ref, message_id)
 
     def listen(self, submission_id: str | None = None) -> Iterator[LiveEvent]:
         """Follow what happens here as it happens: with *submission_id* until that turn has ended.
@@ -235,7 +209,7 @@ class Think:
             SubmissionNotFound: There is no such submission.
             InsideTransaction: Called inside a joined transaction.
         """
-        return live.listen(self.runtime, self.ref, submission_id)
+        return live.listen(self._rt, self._ref, submission_id)
 
     # --- workflows --------------------------------------------------------------------------------
 
@@ -265,8 +239,8 @@ class Think:
             InvalidValue: *params* does not fit the workflow's params type, or can't be stored.
         """
         return workflows.start(
-            self.runtime,
-            self.ref,
+            self._rt,
+            self._ref,
             workflow,
             params,
             workflow_id=workflow_id,
@@ -293,7 +267,7 @@ class Think:
             idempotency_key: The same key twice is one event.
         """
         workflows.send_event(
-            self.runtime,
+            self._rt,
             workflows.reference(workflow, workflow_id),
             type=type,
             payload=payload,
@@ -311,11 +285,11 @@ class Think:
             WorkflowNotFound: There is none.
             AmbiguousWorkflow: Several classes have one.
         """
-        return runs.look_up(self.runtime, workflow_id, workflow)
+        return runs.look_up(self._rt, workflow_id, workflow)
 
     def resume_workflow(self, workflow_id: str, *, workflow: Any = None) -> bool:
         """Let a workflow go on that is paused (its code did not fit its journal, say); tells whether it was.
 
         Raises what :meth:`get_workflow` raises.
         """
-        return runs.resume(self.runtime, workflow_id, workflow)
+        return runs.resume(self._rt, workflow_id, workflow)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage
@@ -139,8 +139,9 @@ class Model(Protocol):
 
 
 class AgentHooks(Protocol):
-    """What a turn asks of the user's agent."""
+    """What a turn asks of the user's agent. Our own of these is ``Think``."""
 
+    agent_class: ClassVar[str]
     max_steps: int
 
     def get_model(self) -> "str | Model | None":
@@ -149,8 +150,8 @@ class AgentHooks(Protocol):
     def get_system_prompt(self) -> str | None:
         """The system prompt."""
 
-    def all_tools(self) -> Sequence[Tool]:
-        """The ``@tool`` methods and what ``get_tools()`` returns."""
+    def get_tools(self) -> "Sequence[Callable[..., Any] | Tool]":
+        """Tools beside the ``@tool`` methods."""
 
 
 # --- the live log ---------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ class Runtime:
 
     def make_agent(self, agent_class: str, name: str) -> Any:
         """The user's agent of that class and name, bound to this runtime."""
-        return agent_classes.get(agent_class).bound_to(self, name)
+        return agent_classes.get(agent_class)._bound_to(self, name)
 
     def close(self) -> None:
         """Give back what this process holds: its row, its threads, its connections."""

@@ -55,14 +55,14 @@ class ThinkWorkflow(Generic[Agent, Params]):
         workflow_classes.add(cls.workflow_name, cls)
 
     @classmethod
-    def bound_to(cls, rt: Runtime, agent: AgentRef) -> Self:
+    def _bound_to(cls, rt: Runtime, agent: AgentRef) -> Self:
         """The object whose :meth:`run` is called, with its ``agent``."""
         workflow = cls()
         workflow.agent = rt.make_agent(agent.agent_class, agent.name)
         return workflow
 
     @classmethod
-    def params_type(cls) -> Any:
+    def _params_type(cls) -> Any:
         """The type of the params; ``dict`` for a bare class."""
         found = _params_of(cls)
         if found is None or isinstance(found, TypeVar):

@@ -65,7 +65,7 @@ class Stage:
             live=LiveWriter(log),
             knock=lambda knock: None,
         )
-        self.agent = Scribe.bound_to(self.rt, AGENT)
+        self.agent = Scribe._bound_to(self.rt, AGENT)
         self.workers: list[Process] = []
         self._make_ledger(database_url)
 

@@ -167,7 +167,7 @@ class TestAWorkerThatWasFrozenInATransaction:
     @pytest.mark.parametrize("point", ["turn:before-commit", "turn:tool-marked"])
     def test_others_work_on_meanwhile(self, stage: Stage, point: str) -> None:
         """What it has locked holds up its own agent only as long as the server lets an idle transaction live."""
-        other = type(stage.agent).bound_to(stage.rt, "bob")
+        other = type(stage.agent)._bound_to(stage.rt, "bob")
         mine = stage.submit("do: note").submission_id
         first = held(stage, "plain", point)
         first.freeze()

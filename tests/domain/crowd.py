@@ -30,7 +30,7 @@ class Clerk(Think):
 
 def clerk(rt: Runtime, name: str = "a") -> Clerk:
     """That agent, on a runtime."""
-    return Clerk.bound_to(rt, name)
+    return Clerk._bound_to(rt, name)
 
 
 def echo() -> FunctionModel:
@@ -143,7 +143,7 @@ def count(rt: Runtime, table: Any = tables.submissions) -> int:
 
 def line(rt: Runtime, agent: Clerk) -> Any:
     """The line of an agent."""
-    query = select(tables.lines).where(tables.lines.c.agent_id == agent.ref.id)
+    query = select(tables.lines).where(tables.lines.c.agent_id == agent._ref.id)
     return rt.db.read(lambda tx: tx.execute(query).first())
 
 
@@ -173,7 +173,7 @@ def prompt(rt: Runtime, name: str = "a", text: str = "hi", *, key: str = "think-
         lambda tx: submissions.accept(
             rt,
             tx,
-            Clerk(name).ref,
+            Clerk(name)._ref,
             as_messages(text),
             kind="submit",
             idempotency_key=key,

@@ -79,7 +79,7 @@ def submit_structured(
         lambda tx: submissions.accept(
             rt,
             tx,
-            agent.ref,
+            agent._ref,
             as_messages("Label it"),
             kind="submit",
             structure={"schema": schema, "max_steps": max_steps},
@@ -130,8 +130,8 @@ def roles(request: ModelRequest) -> list[str]:
 
 def events(t: Any, agent: Think) -> list[tuple[int, dict[str, Any]]]:
     """Every frame of the agent's live log: the writer's token, and the event."""
-    head = t.rt.events.head(agent.ref.id)
-    page = t.rt.events.read(agent.ref.id, type(head)(head.incarnation, 0), limit=10_000)
+    head = t.rt.events.head(agent._ref.id)
+    page = t.rt.events.read(agent._ref.id, type(head)(head.incarnation, 0), limit=10_000)
     return [(frame.token, frame.event) for frame in page.frames]
 
 
@@ -149,7 +149,7 @@ class Running:
     def __init__(self, rt: Runtime, pool: ThreadPoolExecutor, agent_class: type[Think]) -> None:
         self.rt = rt
         rt.live = LiveWriter(rt.events, synchronous=True, limit_seconds=60)  # a slow machine loses no frame
-        self.agent = agent_class.bound_to(rt, "a")
+        self.agent = agent_class._bound_to(rt, "a")
         self.submission = self.agent.submit_messages("Go")
         self.outcome: Future[Outcome] = pool.submit(submissions.run, rt, self.submission.submission_id)
 

@@ -139,7 +139,7 @@ class TestHistory:
         def failpoint(point: str) -> None:
             if point == "turn:tool-ran":
                 seen.append([shape(m) for m in agent.messages])
-                seen.append(len(conversation.history(t.rt, agent.ref, finished_only=True)))
+                seen.append(len(conversation.history(t.rt, agent._ref, finished_only=True)))
 
         t.rt.failpoint = failpoint
         t.run_until_idle()

@@ -308,7 +308,7 @@ class TestLostLease:
             text = next(answers)
             yield TextDelta(text)
             if text == "theirs":
-                t.rt.db.transact(lambda tx: lines.seize_line(tx, agent.ref.id))
+                t.rt.db.transact(lambda tx: lines.seize_line(tx, agent._ref.id))
                 t.clock.sleep(1.5)
                 yield TextDelta(" more")
             yield Finish("stop", None, Usage())
@@ -329,7 +329,7 @@ class TestLostLease:
         agent = talker()("a")
 
         def slow() -> str:
-            t.rt.db.transact(lambda tx: lines.seize_line(tx, agent.ref.id))
+            t.rt.db.transact(lambda tx: lines.seize_line(tx, agent._ref.id))
             return "late"
 
         talker(slow)
@@ -346,7 +346,7 @@ class TestLostLease:
 
         def failpoint(point: str) -> None:
             if point == "turn:claimed":
-                quick.rt.db.transact(lambda tx: lines.seize_line(tx, agent.ref.id))
+                quick.rt.db.transact(lambda tx: lines.seize_line(tx, agent._ref.id))
                 quick.clock.sleep(quick.rt.settings.lease_seconds)
 
         quick.rt.failpoint = failpoint

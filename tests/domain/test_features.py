@@ -277,7 +277,7 @@ class TestTurns:
             assert [s.status for s in Triager("issue-42").list_submissions()] == ["running"]
         elsewhere = runtime(database_url, t)
 
-        cancelled = Triager.bound_to(elsewhere, "issue-42").cancel_submission(asked.submission_id, "no need")
+        cancelled = Triager._bound_to(elsewhere, "issue-42").cancel_submission(asked.submission_id, "no need")
         again = Triager("issue-42").cancel_submission(asked.submission_id, "too late")
         t.skip("5 minutes")
 
@@ -290,7 +290,7 @@ class TestTurns:
     def test_b12_messages_are_read_afresh(self, t: ThinkTest, database_url: str):
         """B12: `agent.messages` is the conversation as it is now, for any object of that name in any process."""
         t.script(Triager, say("One."), say("Two."))
-        agent, elsewhere = Triager("issue-42"), Triager.bound_to(runtime(database_url, t), "issue-42")
+        agent, elsewhere = Triager("issue-42"), Triager._bound_to(runtime(database_url, t), "issue-42")
         seen = [list(agent.messages)]
 
         for text in ("1", "2"):

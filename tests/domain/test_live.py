@@ -23,7 +23,7 @@ from think_celery.store.tables import live as frames_table
 
 
 def listen(t: Any, agent: Any, submission_id: str | None = None) -> Any:
-    return live_rules.listen(t.rt, agent.ref, submission_id)
+    return live_rules.listen(t.rt, agent._ref, submission_id)
 
 
 def frame(
@@ -31,7 +31,7 @@ def frame(
 ) -> None:
     """Put one frame into the log, as a writer may."""
     named = {"submission_id": "s", "message_id": "m", **ids}
-    t.rt.live.put(Frame(agent_id=agent.ref.id, token=token, n=n, first=first, event=event, **named))
+    t.rt.live.put(Frame(agent_id=agent._ref.id, token=token, n=n, first=first, event=event, **named))
 
 
 def delta(text: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class TestOneTurn:
         t.use_model(FunctionModel(respond), agent)
         first, second = agent.submit_messages("1"), agent.submit_messages("2")
         following = listen(t, agent, first.submission_id)
-        assert t.rt.db.read(lambda tx: message_rows.of(tx, agent.ref.id)) == []
+        assert t.rt.db.read(lambda tx: message_rows.of(tx, agent._ref.id)) == []
         lost, put = [], t.rt.live.put
 
         def lossy(each: Frame) -> None:
@@ -124,7 +124,7 @@ class TestOneTurn:
             assert not endless.is_set()
             if t.clock.elapsed() > 60:
                 endless.set()
-            put(Frame(agent_id=agent.ref.id, submission_id=second.submission_id, message_id="x", token=9,
+            put(Frame(agent_id=agent._ref.id, submission_id=second.submission_id, message_id="x", token=9,
                       n=int(t.clock.elapsed() * 1000), event=delta("…")))  # fmt: skip
 
         t.clock.sleep = chatter
@@ -283,7 +283,7 @@ class TestFrames:
         """Tools write from threads of their own: each frame has a number of its own, in the order of the log."""
         frames: list[Frame] = []
         quick.rt.live.put = frames.append
-        broadcast = Broadcast(quick.rt, agent.ref.id, "s", "m", 1)
+        broadcast = Broadcast(quick.rt, agent._ref.id, "s", "m", 1)
         threads = [
             threading.Thread(target=lambda: [broadcast.put(delta("x")) for _ in range(500)]) for _ in range(8)
         ]
@@ -308,7 +308,7 @@ def test_done_means_visible(database_url, rounds):
         agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(
             "a"
         )
-        here, there = agent.bound_to(rt, "a"), agent.bound_to(reader, "a")
+        here, there = agent._bound_to(rt, "a"), agent._bound_to(reader, "a")
         accepted = [here.submit_messages(f"q{n}", submission_id=f"s{n}") for n in range(rounds)]
         wrong: list[Any] = []
         ready = threading.Event()

@@ -65,7 +65,7 @@ def prompting(seen: list[Any] | None = None, **options: Any) -> Any:
 
 
 def submission(t: ThinkTest, key: str = KEY) -> Any:
-    return submissions.get_by_key(t.rt, DESK.ref, key)
+    return submissions.get_by_key(t.rt, DESK._ref, key)
 
 
 def go_on(t: ThinkTest, workflow: Handle) -> None:
@@ -153,7 +153,7 @@ class TestAnswer:
 
         assert t.crashes == [point]
         assert workflow.output == "Crash"
-        assert len(submissions.find(t.rt, DESK.ref)) == 1
+        assert len(submissions.find(t.rt, DESK._ref)) == 1
         assert len(model.requests) == (2 if point == "outbox:stored" else 1)
 
     def test_lost_messages_cost_time_only(self, t: ThinkTest):
@@ -354,7 +354,7 @@ class TestOtherEnds:
         seen: list[Any] = []
         workflow = start(t.rt, prompting(seen))
         workflow.advance()
-        conversation.reset(t.rt, DESK.ref)
+        conversation.reset(t.rt, DESK._ref)
         t.run_until_idle()
 
         error = self.check(t, seen, workflow, ThinkPromptSkippedError, "skipped")
@@ -465,7 +465,7 @@ class TestNewsThatIsGone:
         t.script(Desk, say("Done."))
         made, _ = t.rt.db.transact(
             lambda tx: submissions.accept(
-                t.rt, tx, DESK.ref, submissions.as_messages("x"), kind="submit", idempotency_key=KEY
+                t.rt, tx, DESK._ref, submissions.as_messages("x"), kind="submit", idempotency_key=KEY
             )
         )
         t.run_until_idle()

@@ -41,7 +41,7 @@ def submit(*names, agent="a"):
 
 
 def reset(t, agent="a"):
-    return conversation.reset(t.rt, Clerk(agent).ref)
+    return conversation.reset(t.rt, Clerk(agent)._ref)
 
 
 class TestReset:
@@ -127,7 +127,7 @@ class TestReset:
         t.run_until_idle()
 
         assert row(t.rt, "one").status == "completed"
-        assert t.rt.db.read(lambda tx: agents.epoch(tx, Clerk("a").ref.id)) == 2
+        assert t.rt.db.read(lambda tx: agents.epoch(tx, Clerk("a")._ref.id)) == 2
 
     def test_not_inside_a_caller_s_transaction(self, t):
         """engine §2: it locks the line, which no caller's transaction may hold; the error says when to call it."""
@@ -160,8 +160,8 @@ class TestRaces:
             outcomes = []
 
             def work(tx):
-                agents.make(tx, Clerk("a").ref)
-                agents.lock(tx, Clerk("a").ref.id)
+                agents.make(tx, Clerk("a")._ref)
+                agents.lock(tx, Clerk("a")._ref.id)
 
             t.rt.db.transact(work)
             blocker = t.rt.db.engine.connect()

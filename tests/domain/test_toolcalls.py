@@ -240,9 +240,9 @@ class TestAtOnce:
     def run(self, rt: Runtime, tools: tuple[Any, ...], *answers: Scripted) -> Any:
         script = iter(answers)
         agent = talker(*tools, model=FunctionModel(lambda request: next(script)))("a")
-        row, _, _ = submissions.submit(rt, agent.ref, "Go")
+        row, _, _ = submissions.submit(rt, agent._ref, "Go")
         outcome = submissions.run(rt, row.id)
-        found = agent.bound_to(rt, "a").inspect_submission(row.id)
+        found = agent._bound_to(rt, "a").inspect_submission(row.id)
         return outcome, found
 
     def test_results_come_in_the_order_of_the_calls(self, live):
@@ -265,7 +265,7 @@ class TestAtOnce:
     def test_each_result_is_stored_while_others_still_run(self, live):
         """Promise 7: a result is in the database as soon as its tool has returned."""
         stored: list[list[Any]] = []
-        agent = talker()("a").bound_to(live, "a")
+        agent = talker()("a")._bound_to(live, "a")
 
         def quick() -> str:
             return "quick"

@@ -242,8 +242,8 @@ class TestWhatTheUsersCodeMayDo:
         def fail(self: Any, *args: Any) -> Any:
             raise KeyError("no such tenant")
 
-        first, _, _ = submissions.submit(live, agent("a").ref, "one")
-        second, _, _ = submissions.submit(live, agent("a").ref, "two")
+        first, _, _ = submissions.submit(live, agent("a")._ref, "one")
+        second, _, _ = submissions.submit(live, agent("a")._ref, "two")
         setattr(broken, hook, fail)
         outcome = submissions.run(live, first.id)
         talker(model=FunctionModel(lambda request: say("fine")))

@@ -151,7 +151,7 @@ class TestTwoApps:
         assert two.app.tasks["think.submission.run"].app is two.app
         assert Doer("ada").inspect_submission(in_one.submission_id) is None
         assert Doer("ada").inspect_submission(in_two.submission_id) is not None
-        bound = Doer.bound_to(one.runtime, "ada")
+        bound = Doer._bound_to(one.runtime, "ada")
         assert bound.inspect_submission(in_one.submission_id) is not None
 
     def test_wiring_the_first_again_makes_it_the_processs_own(self, sqlite_url: str, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ class TestTwoApps:
         ThinkCelery(an_app(f"sqlite:///{tmp_path / 'two.db'}"))
 
         assert ThinkCelery(one.app) is one
-        assert Doer("ada").runtime is one.runtime
+        assert Doer("ada")._rt is one.runtime
 
     def test_closing_begins_anew(self, sqlite_url: str) -> None:
         """After close() the next use opens what it needs."""

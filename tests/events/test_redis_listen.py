@@ -96,8 +96,8 @@ def begin(start: Start, url: str, pool: ThreadPoolExecutor) -> tuple[Slow, Follo
     model = Slow()
     agent = talker(model=model)("a")
     rt, there = start(url), start(url)
-    submission = agent.bound_to(rt, "a").submit_messages("Tell me")
-    following = Following(agent.bound_to(there, "a").listen(submission.submission_id))
+    submission = agent._bound_to(rt, "a").submit_messages("Tell me")
+    following = Following(agent._bound_to(there, "a").listen(submission.submission_id))
     pool.submit(submissions.run, rt, submission.submission_id)
     return model, following, pool.submit(following.run)
 
@@ -191,7 +191,7 @@ def test_done_means_visible(start, pool, redis_url, name):
     """FR-56: whoever hears `done` through Redis finds the answer, over another connection, all 200 times."""
     agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(name)
     rt, there = start(redis_url), start(redis_url)
-    here, reader = agent.bound_to(rt, name), agent.bound_to(there, name)
+    here, reader = agent._bound_to(rt, name), agent._bound_to(there, name)
     accepted = [here.submit_messages(f"q{n}") for n in range(50)]
 
     def follow(n: int) -> tuple[Any, Any]:

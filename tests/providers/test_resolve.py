@@ -14,13 +14,6 @@ from think_celery.providers.scripted import ScriptedModel
 from think_celery.signals import AbortController
 
 
-@pytest.fixture(autouse=True)
-def no_keys(monkeypatch):
-    """What the machine has set must not matter."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-
-
 class TestResolve:
     def test_a_name_becomes_a_model_that_asks_that_server(self):
         """The name is provider/model; the rest may hold slashes itself."""
@@ -46,19 +39,6 @@ class TestResolve:
         model = ScriptedModel()
 
         assert resolve(model) is model
-
-    def test_the_vendors_own_variables_are_the_default(self, monkeypatch):
-        """What is passed wins."""
-        with ModelServer() as server:
-            server.script(text_frames("by variable"), text_frames("by argument"))
-            monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
-            monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-
-            for model in (resolve("openai/m"), resolve("openai/m", openai_api_key="sk-argument")):
-                list(model.stream(request(), AbortController().signal))
-
-        keys = [seen.headers["authorization"] for seen in server.seen]
-        assert keys == ["Bearer sk-variable", "Bearer sk-argument"]
 
     @pytest.mark.parametrize("name", ["gpt-5", "openai", "openai/", "acme/gpt-5", ""])
     def test_an_unknown_name(self, name):

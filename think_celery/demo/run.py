@@ -86,17 +86,14 @@ def _model_settings(options: Options, environ: Mapping[str, str]) -> dict[str, A
     """The settings of the model that was named, checked; none where the offline one shall answer."""
     if options.model is None:
         return {}
-    key = environ.get("THINK_OPENAI_API_KEY") or environ.get("OPENAI_API_KEY")
-    url = options.base_url or environ.get("THINK_OPENAI_BASE_URL") or environ.get("OPENAI_BASE_URL")
-    found = {name: value for name, value in _settings(options.model, key, url).items() if value}
-    checked = Settings.from_mapping(found, {})
-    providers.resolve(
-        checked.model, openai_api_key=checked.openai_api_key, openai_base_url=checked.openai_base_url
-    )
-    return found
+    of_models = {name: value for name, value in environ.items() if "OPENAI_" in name}
+    checked = Settings.from_mapping(_settings(options.model, None, options.base_url), of_models)
+    key, url = checked.openai_api_key, checked.openai_base_url
+    providers.resolve(checked.model, openai_api_key=key, openai_base_url=url)
+    return _settings(checked.model, key, url)
 
 
-def _settings(model: str, key: str | None, url: str | None) -> dict[str, Any]:
+def _settings(model: str | None, key: str | None, url: str | None) -> dict[str, Any]:
     return {"think_model": model, "think_openai_api_key": key, "think_openai_base_url": url}
 
 
@@ -184,7 +181,7 @@ class Demo:
             if busy >= self._options.concurrency + AHEAD:
                 return
             if name not in self._started and name in self._watch.unfinished:
-                TriageAgent.bound_to(self._rt, name).triage(report)  # finds the run of an earlier time
+                TriageAgent._bound_to(self._rt, name).triage(report)  # finds the run of an earlier time
                 self._started.add(name)
                 busy += 1
 
@@ -193,7 +190,7 @@ class Demo:
         approved = screen.ask(report_id, self._watch.drafts[report_id]) if mode == "ask" else mode == "all"
         where = "at the terminal" if mode == "ask" else f"by --approve {mode}"
         reason = f"{'approved' if approved else 'refused'} {where}"
-        TriageAgent.bound_to(self._rt, report_id).send_workflow_event(
+        TriageAgent._bound_to(self._rt, report_id).send_workflow_event(
             TriageWorkflow,
             report_id,
             type="approval",

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery import schemas, serialization
-from think_celery.domain import submissions
+from think_celery.domain import hooks, submissions
 from think_celery.domain.journal import Asked, Failure, own_failure
 from think_celery.domain.replay import Replay
 from think_celery.domain.waits import Settled, wait
@@ -168,7 +168,7 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
 
 def _fingerprint(agent: Any, ready: Prompt) -> str:
     try:
-        tools = sorted(tool.name for tool in agent.all_tools())
+        tools = sorted(tool.name for tool in hooks.all_tools(agent))
     except Exception:  # the turn will say so; this is for diagnosis only
         tools = []
     return serialization.fingerprint(

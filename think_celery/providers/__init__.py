@@ -3,7 +3,6 @@
 ``resolve("openai/gpt-5-mini", …)`` makes a model of its name; ``providers.scripted`` holds the models for tests.
 """
 
-import os
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -22,8 +21,7 @@ def resolve(
 ) -> Model:
     """The model of that name, such as ``openai/gpt-5-mini``; a model object is given back as it is.
 
-    Models of the same name, key and address are one object in a process. A key or address that is not given is
-    looked for in the vendor's usual environment variables.
+    Models of the same name, key and address are one object in a process.
 
     Raises:
         NoModel: No name was given, it can't be resolved, or its API key is missing.
@@ -50,14 +48,13 @@ def resolve(
 
 
 def _openai(name: str, model: str, api_key: str | None, base_url: str | None) -> Model:
-    key = api_key or os.environ.get("OPENAI_API_KEY")
-    if not key:
+    if not api_key:
         raise NoModel(
             name,
             "there is no API key. Set think_openai_api_key or the environment variable OPENAI_API_KEY "
             "(for a server that asks for no key, set it to any text).",
         )
-    return _shared_openai(name, model, key, base_url or os.environ.get("OPENAI_BASE_URL"))
+    return _shared_openai(name, model, api_key, base_url)
 
 
 @lru_cache(maxsize=64)
