@@ -24,9 +24,9 @@ from tests.domain.talk import (
 )
 from think_celery.domain import calls, submissions
 from think_celery.domain.requests import GO_ON
-from think_celery.errors import ModelAborted
+from think_celery.errors import ModelAborted, ModelError
 from think_celery.protocols import Finish, TextDelta, Usage
-from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, say, silence
+from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, fail, say, silence
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortController
 from think_celery.store import lines
@@ -354,6 +354,22 @@ class TestLostLease:
 
         assert submissions.run(quick.rt, "s").word == "lease-lost"
         assert model.requests == []
+
+    def test_nor_is_a_failed_one_repeated(self, quick):
+        """The same before each further attempt: much may have happened while it waited."""
+        agent = talker()("a")
+        busy = fail(ModelError("busy", retryable=True, retry_after_seconds=20))
+        model = quick.script(agent, busy, say("never asked for"))
+
+        def sleep(seconds: float, signal: Any = None, original: Any = quick.clock.sleep) -> None:
+            original(seconds, signal)
+            quick.rt.db.transact(lambda tx: lines.seize_line(tx, agent._ref.id))
+
+        quick.clock.sleep = sleep
+        agent.submit_messages("Go", submission_id="s")
+
+        assert submissions.run(quick.rt, "s").word == "lease-lost"
+        assert len(model.requests) == 1
 
 
 def test_a_model_that_gives_up_by_itself(quick):
