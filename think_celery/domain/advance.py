@@ -7,12 +7,13 @@ of the pass is fenced by its token.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from think_celery import serialization
-from think_celery.domain import calls, outbox
-from think_celery.domain.journal import Journal, describe
+from think_celery.described import describe
+from think_celery.domain import calls, inbox
+from think_celery.domain.journal import Journal
 from think_celery.domain.outcomes import Outcome, Word
 from think_celery.domain.patience import patiently
 from think_celery.domain.replay import MARGIN_SECONDS, STEP_TIMEOUT_SECONDS, Replay, Stop
@@ -127,7 +128,7 @@ def claim_run(rt: "Runtime", ref: WorkflowRef) -> Claim | Outcome:
         cls = _class_of(seen)
         if cls is None:
             return Outcome("unknown-class")
-        row = workflows.claim(tx, ref.key, process_id, timedelta(seconds=PASS_SECONDS))
+        row = workflows.claim(tx, ref.key, process_id)
         if row is None:
             return Outcome(_NOT_NOW.get(WorkflowStatus(seen.status), "busy"))
         lease = Lease(kind="workflow", key=row.key, process_id=process_id, token=row.token)
@@ -296,7 +297,7 @@ class _Pass:
             row = workflows.hand_over(tx, self.lease, orderly=orderly, after=after)
             self._must(row)
             if orderly:
-                outbox.knock(self.rt, tx, row)
+                inbox.knock(self.rt, tx, row)
             return Outcome("handed-over")
 
         return self._write("hand-over", work)

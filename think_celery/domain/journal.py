@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from think_celery import serialization
+from think_celery.described import MAX_ERROR, describe, storable
 from think_celery.errors import (
     ReplayMismatch,
     StepError,
@@ -22,11 +23,10 @@ from think_celery.errors import (
     WorkflowRejectedError,
     WorkflowTimeoutError,
 )
-from think_celery.messages import clean
 from think_celery.states import StepStatus
 from think_celery.store.steps import StepRef
 
-MAX_ERROR, MAX_TRACE, MAX_TYPE = 20_000, 40_000, 200
+MAX_TRACE = 40_000
 
 OWN_ERRORS: dict[str, type[WorkflowError]] = {
     error.__name__: error
@@ -121,21 +121,6 @@ class Failure:
             "trace": self.trace,
             "output": self.output,
         }
-
-
-def storable(text: str, limit: int) -> str:
-    """*text* as a database takes it: no NUL, no half character, no more than *limit* characters."""
-    text = str(clean(text)).replace("\x00", "\N{SYMBOL FOR NULL}")
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def describe(error: BaseException) -> tuple[str, str]:
-    """The type and the text of an error, storable; also of one whose own ``__str__`` fails."""
-    try:
-        text = str(error)
-    except Exception as broken:
-        text = f"(its text can't be made: {type(broken).__name__})"
-    return storable(type(error).__name__, MAX_TYPE), storable(text, MAX_ERROR)
 
 
 def failure_of(error: BaseException) -> Failure:

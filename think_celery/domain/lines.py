@@ -4,8 +4,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from think_celery import serialization
+from think_celery.described import MAX_ERROR, MAX_TYPE, storable
 from think_celery.domain import knocks
-from think_celery.domain.journal import MAX_ERROR, MAX_TYPE, storable
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines, outbox, submissions
 from think_celery.store.database import Tx
@@ -44,7 +44,7 @@ def end(
     output: Any = None,
     holding: bool = False,
 ) -> bool:
-    """End a submission, and say whether this call did: the one way in which any of them ends.
+    """End a submission, and say whether this call did: so any of them ends, but for those that a reset ends.
 
     In the same transaction: the news for the workflow that waits for it. The next head is expected and,
     after the commit, knocked; with *holding* that is left to :func:`free`, which follows. One that stood

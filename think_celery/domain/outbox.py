@@ -4,14 +4,14 @@ import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from think_celery.domain import knocks
-from think_celery.domain.journal import describe
+from think_celery.described import describe
+from think_celery.domain import inbox, knocks
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.passes import each_row
 from think_celery.logs import trace_of
 from think_celery.retries import LONGEST_AGAIN, doubled, knock_again_after
-from think_celery.states import OutboxStatus, WorkflowStatus
-from think_celery.store import events, outbox, workflows
+from think_celery.states import OutboxStatus
+from think_celery.store import outbox
 from think_celery.store.database import Tx
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("think_celery.outbox")
 
 FIRST_RETRY = timedelta(seconds=1)
-
-
-class _SettledMeanwhile(Exception):
-    """Another delivery was faster: this one changes nothing."""
 
 
 def deliver(rt: "Runtime", outbox_id: str) -> Outcome:
@@ -39,41 +35,14 @@ def deliver(rt: "Runtime", outbox_id: str) -> Outcome:
         return Outcome("ended-before")
     try:
         rt.failpoint("outbox:before-delivery")
-        word = rt.db.transact(lambda tx: _deliver(rt, tx, news))
-    except _SettledMeanwhile:
+        word = rt.db.transact(lambda tx: inbox.take(rt, tx, news))
+    except inbox.SettledMeanwhile:
         return Outcome("ended-before")
     except Exception as error:
         _failed(rt, news, error)
         return Outcome("failed-delivery")
     rt.failpoint("outbox:delivered")
     return Outcome("delivered" if word is OutboxStatus.DELIVERED else "dropped", ended=True, row=outbox_id)
-
-
-def _deliver(rt: "Runtime", tx: Tx, news: Any) -> OutboxStatus:
-    # The workflow's row first: that is the order in which rows are locked, and what a holder looking at its
-    # inbox has locked, too.
-    any_run = news.run == events.EARLY
-    woken = workflows.wake(tx, news.workflow_key, run=None if any_run else news.run, live=True)
-    early = woken is None and any_run and workflows.get(tx, news.workflow_key) is None
-    status = OutboxStatus.DROPPED if woken is None and not early else OutboxStatus.DELIVERED
-    if not outbox.settle(tx, news.id, status):
-        raise _SettledMeanwhile
-    if status is OutboxStatus.DROPPED:
-        return status
-    events.insert(
-        tx,
-        workflow_key=news.workflow_key,
-        run=events.EARLY if woken is None else woken.run,
-        type=news.event_type,
-        payload=news.payload,
-        dedupe_key=news.dedupe_key,
-        sent_at=news.created_at,
-    )
-    if woken is None:
-        adopt_later(rt, tx, news.workflow_key)
-    else:
-        knock(rt, tx, woken)
-    return status
 
 
 def _failed(rt: "Runtime", news: Any, error: Exception) -> None:
@@ -88,42 +57,6 @@ def _failed(rt: "Runtime", news: Any, error: Exception) -> None:
             news.id,
             trace_of(again),
         )
-
-
-def knock(rt: "Runtime", tx: Tx, row: Any, *, at: str | None = None) -> None:
-    """Knock for a workflow after this transaction, if it waits for a worker."""
-    if row.status == WorkflowStatus.QUEUED:
-        tx.after_commit(lambda: rt.knock(knocks.for_workflow(row, at=at)))
-
-
-def adopt_later(rt: "Runtime", tx: Tx, workflow_key: str) -> None:
-    """Look, after this transaction, whether the workflow of an early event has begun meanwhile."""
-
-    def look() -> None:
-        rt.failpoint("event:early")
-        adopt(rt, workflow_key)
-
-    tx.after_commit(look)
-
-
-def adopt(rt: "Runtime", workflow_key: str) -> bool:
-    """Move events that came before their workflow into its inbox, and say whether there were any.
-
-    Called after its commit by whoever starts a workflow and by whoever sends such an event: the later one
-    of two that race finds what the other has committed.
-    """
-    if not rt.db.read(lambda tx: events.has_early(tx, workflow_key)):
-        return False
-    return rt.db.transact(lambda tx: adopt_now(rt, tx, workflow_key))
-
-
-def adopt_now(rt: "Runtime", tx: Tx, workflow_key: str) -> bool:
-    """Do the same in this transaction."""
-    row = workflows.wake(tx, workflow_key)
-    if row is None:
-        return False
-    knock(rt, tx, row)
-    return events.adopt(tx, workflow_key, row.run) > 0
 
 
 def knock_missed(rt: "Runtime", limit: int) -> int:

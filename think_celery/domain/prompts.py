@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery import schemas, serialization
-from think_celery.domain import hooks, submissions
+from think_celery.domain import hooks, inbox, submissions
 from think_celery.domain.journal import Asked, Failure, own_failure
 from think_celery.domain.replay import Replay
 from think_celery.domain.waits import Settled, wait
@@ -28,7 +28,7 @@ from think_celery.errors import (
 from think_celery.ids import short_hash
 from think_celery.messages import Messages, as_messages
 from think_celery.states import OutboxStatus, StepStatus, SubmissionStatus, is_terminal
-from think_celery.store import events, outbox, steps, workflows
+from think_celery.store import events, outbox, steps
 from think_celery.store import submissions as submission_rows
 from think_celery.store.database import Tx
 
@@ -308,16 +308,5 @@ def _take_news(replay: Replay, tx: Tx, ready: Prompt, submission_id: str) -> Any
     news = outbox.of_submission(tx, submission_id)
     if news is None or news.status != OutboxStatus.PENDING or news.run != replay.run:
         return None
-    key = replay.workflow.key
-    workflows.wake(tx, key)
-    events.insert(
-        tx,
-        workflow_key=key,
-        run=replay.run,
-        type=news.event_type,
-        payload=news.payload,
-        dedupe_key=news.dedupe_key,
-        sent_at=news.created_at,
-    )
-    outbox.settle(tx, news.id, OutboxStatus.DELIVERED)
-    return events.first_unread(tx, key, replay.run, ready.event_type)
+    inbox.take(replay.rt, tx, news)
+    return events.first_unread(tx, replay.workflow.key, replay.run, ready.event_type)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from think_celery.described import describe
 from think_celery.domain import calls
 from think_celery.domain.answers import input_chunk, settled_chunk
 from think_celery.domain.drafts import Draft
-from think_celery.domain.journal import describe
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
 from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled, Unwind

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from think_celery.described import describe
 from think_celery.domain import calls, conversation, finals, hooks, lines, recovery
 from think_celery.domain.answers import Answer
 from think_celery.domain.drafts import Draft
-from think_celery.domain.journal import describe
 from think_celery.domain.leases import Hold
 from think_celery.domain.live import Broadcast
 from think_celery.domain.outcomes import Outcome

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from think_celery import schemas, serialization
-from think_celery.domain import knocks, outbox
+from think_celery.domain import inbox, knocks
 from think_celery.domain.advance import WorkflowEvent, advance
 from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import NotSerializable, WorkflowError, WorkflowExists, WorkflowNotFound
@@ -15,8 +15,7 @@ from think_celery.messages import json_value
 from think_celery.retries import knock_again_after
 from think_celery.runtime import workflow_classes
 from think_celery.states import WorkflowStatus
-from think_celery.store import events, workflows
-from think_celery.store import outbox as outbox_rows
+from think_celery.store import events, outbox, workflows
 from think_celery.store.database import Tx
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _as_json(metadata: Mapping[str, Any], limit: int) -> dict[str, Any]:
 def _started(rt: "Runtime", row: Any) -> None:
     rt.failpoint("workflow:started")
     rt.knock(knocks.for_workflow(row))
-    outbox.adopt(rt, row.key)
+    inbox.adopt(rt, row.key)
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -172,27 +171,15 @@ def _check_name(what: str, value: Any) -> None:
 
 
 def _send_now(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
-    # The row before the event: a holder that looks at its inbox under its own lock sees both or neither.
     row = workflows.wake(tx, ref.key)
     rt.failpoint("event:woken")
-    events.insert(
-        tx,
-        workflow_key=ref.key,
-        run=events.EARLY if row is None else row.run,
-        type=type,
-        payload=text,
-        dedupe_key=dedupe_key,
-    )
-    if row is None:
-        outbox.adopt_later(rt, tx, ref.key)
-    else:
-        outbox.knock(rt, tx, row)
+    inbox.put(rt, tx, ref.key, row, type=type, payload=text, dedupe_key=dedupe_key)
 
 
 def _send_later(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
     row = workflows.get(tx, ref.key)
     queue = rt.settings.queue if row is None else row.queue
-    outbox_id = outbox_rows.insert(
+    outbox_id = outbox.insert(
         tx,
         dedupe_key=dedupe_key,
         workflow_key=ref.key,
@@ -263,7 +250,7 @@ def resume(rt: "Runtime", ref: WorkflowRef) -> bool:
             if workflows.get(tx, ref.key) is None:
                 raise WorkflowNotFound(ref.workflow_id, ref.workflow)
             return False
-        outbox.knock(rt, tx, row)
+        inbox.knock(rt, tx, row)
         return True
 
     return rt.db.transact(work)
@@ -275,7 +262,7 @@ def resume(rt: "Runtime", ref: WorkflowRef) -> bool:
 def _woken(rt: "Runtime", tx: Tx, row: Any) -> bool:
     if row is None:
         return False
-    outbox.knock(rt, tx, row)
+    inbox.knock(rt, tx, row)
     return True
 
 
@@ -310,5 +297,5 @@ def knock_missed(rt: "Runtime", limit: int) -> int:
 def adopt_early(rt: "Runtime", limit: int = ROWS) -> int:
     """Give early events to the workflows that have begun meanwhile; drop those that waited for a day."""
     found = rt.db.read(lambda tx: events.adoptable(tx, limit))
-    adopted = each_row(rt, "move early events", found, lambda tx, key: outbox.adopt_now(rt, tx, key))
+    adopted = each_row(rt, "move early events", found, lambda tx, key: inbox.adopt_now(rt, tx, key))
     return adopted + rt.db.transact(lambda tx: events.forget_early(tx, EARLY_KEPT, limit))
