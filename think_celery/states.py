@@ -1,6 +1,6 @@
 """Every status, and every allowed move from one to another.
 
-A move that is not listed here is refused by ``store.moves.move``: the row stays as it is.
+A move that is not listed here is not made: the row stays as it is (``store.moves``).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class SubmissionStatus(StrEnum):
 
 
 class WorkflowStatus(StrEnum):
-    """Where a workflow run stands. ``paused`` with an error set means: stopped, and can be resumed."""
+    """Where a workflow run stands. ``paused`` means: stopped with an error, and can be resumed."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -29,7 +29,6 @@ class WorkflowStatus(StrEnum):
     PAUSED = "paused"
     COMPLETE = "complete"
     ERRORED = "errored"
-    TERMINATED = "terminated"
 
 
 class StepStatus(StrEnum):
@@ -65,9 +64,7 @@ SUBMISSION_MOVES: Moves = {
 }
 
 WORKFLOW_MOVES: Moves = {
-    WorkflowStatus.QUEUED: frozenset(
-        {WorkflowStatus.RUNNING, WorkflowStatus.PAUSED, WorkflowStatus.TERMINATED}
-    ),
+    WorkflowStatus.QUEUED: frozenset({WorkflowStatus.RUNNING}),
     WorkflowStatus.RUNNING: frozenset(
         {
             WorkflowStatus.RUNNING,  # a takeover
@@ -76,13 +73,10 @@ WORKFLOW_MOVES: Moves = {
             WorkflowStatus.PAUSED,
             WorkflowStatus.COMPLETE,
             WorkflowStatus.ERRORED,
-            WorkflowStatus.TERMINATED,
         }
     ),
-    WorkflowStatus.WAITING: frozenset(
-        {WorkflowStatus.QUEUED, WorkflowStatus.PAUSED, WorkflowStatus.TERMINATED}
-    ),
-    WorkflowStatus.PAUSED: frozenset({WorkflowStatus.QUEUED, WorkflowStatus.TERMINATED}),
+    WorkflowStatus.WAITING: frozenset({WorkflowStatus.QUEUED}),
+    WorkflowStatus.PAUSED: frozenset({WorkflowStatus.QUEUED}),
 }
 
 OUTBOX_MOVES: Moves = {

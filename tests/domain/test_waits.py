@@ -31,11 +31,11 @@ def waiting(timeout: Duration | None = None) -> Any:
 
 class TestEvents:
     def test_a_waiting_run_is_one_row(self, t: ThinkTest):
-        """Promise 9, A7: parked, it holds no process, no deadline of a claim and no knock; the event wakes it."""
+        """Promise 9, A7: parked, it holds no process and no knock; the event wakes it."""
         workflow = begin(t, waiting())
         row = workflow.row
 
-        assert (row.status, row.process_id, row.deadline_at, row.knock_at) == ("waiting", None, None, None)
+        assert (row.status, row.process_id, row.knock_at) == ("waiting", None, None)
         assert row.attempts == row.takeovers == 0
 
         workflow.send("go", {"at": 1})

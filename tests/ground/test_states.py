@@ -32,13 +32,12 @@ MACHINES = [
         WorkflowStatus,
         WORKFLOW_MOVES,
         {
-            "queued": "running paused terminated",
-            "running": "running queued waiting paused complete errored terminated",
-            "waiting": "queued paused terminated",
-            "paused": "queued terminated",
+            "queued": "running",
+            "running": "running queued waiting paused complete errored",
+            "waiting": "queued",
+            "paused": "queued",
             "complete": "",
             "errored": "",
-            "terminated": "",
         },
     ),
     (

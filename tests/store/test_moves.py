@@ -1,4 +1,4 @@
-"""The one way to change a status: every move of `states.py` works, every other is refused, one racer wins."""
+"""How a status changes: every move of `states.py` works, every other is refused, one racer wins."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +17,10 @@ from think_celery.states import (
     StepStatus,
     SubmissionStatus,
     WorkflowStatus,
+    is_terminal,
 )
-from think_celery.store import tables
-from think_celery.store.moves import move
+from think_celery.store import submissions, tables, workflows
+from think_celery.store.moves import move, moved
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
@@ -109,32 +110,47 @@ def test_a_refused_move_changes_no_other_column(db):
     assert (row.status, row.error, row.attempts) == ("aborted", None, 0)
 
 
-def test_a_named_source_excludes_every_other(db):
-    """With a source named, a claim of a pending row can't take over one that runs, although that is a move."""
-    insert(db, tables.submissions, submission("s"), SubmissionStatus.RUNNING)
+def test_a_moved_row_is_returned_as_it_is_then(db):
+    """Whoever moves a row needs no second look; whoever comes too late gets no row."""
+    insert(db, tables.submissions, submission("s"), SubmissionStatus.PENDING)
+    mine = tables.submissions.c.id == "s"
 
-    claimed = db.transact(
-        lambda tx: move(
-            tx,
-            tables.submissions,
-            tables.submissions.c.id == "s",
-            SubmissionStatus.RUNNING,
-            allowed=SUBMISSION_MOVES,
-            source=SubmissionStatus.PENDING,
-        )
+    def abort(tx):
+        to = SubmissionStatus.ABORTED
+        return moved(tx, tables.submissions, mine, to, allowed=SUBMISSION_MOVES, error="why")
+
+    first = db.transact(abort)
+    second = db.transact(abort)
+
+    assert (first.id, first.status, first.error) == ("s", "aborted", "why")
+    assert second is None
+
+
+@pytest.mark.parametrize("status", WorkflowStatus)
+def test_waking_makes_listed_moves_only(db, status):
+    """`workflows.wake` counts an event in a row of any status; what it moves, `states.py` lists."""
+    insert(db, tables.workflows, workflow("w"), status)
+
+    row = db.transact(lambda tx: workflows.wake(tx, "w"))
+
+    assert row.status == status or row.status in WORKFLOW_MOVES[status]
+    assert (row.status != status) == (status == WorkflowStatus.WAITING)
+
+
+@pytest.mark.parametrize("status", SubmissionStatus)
+def test_ending_all_makes_listed_moves_only(db, status):
+    """`submissions.end_all` ends what is not at its end; what it moves, `states.py` lists."""
+    insert(db, tables.submissions, submission("s"), status)
+
+    ended = db.transact(lambda tx: submissions.end_all(tx, "s", "reset"))
+
+    assert [row.id for row in ended] == ([] if is_terminal(status) else ["s"])
+    assert all(
+        row.status in SUBMISSION_MOVES[status] and is_terminal(SubmissionStatus(row.status)) for row in ended
     )
 
-    assert claimed is False
 
-
-@pytest.mark.parametrize(
-    ("to", "source"),
-    [
-        (SubmissionStatus.RUNNING, SubmissionStatus.PENDING),
-        (SubmissionStatus.ABORTED, None),
-    ],
-)
-def test_of_racing_calls_exactly_one_wins(db, to, source):
+def test_of_racing_calls_exactly_one_wins(db):
     """Twelve threads at a barrier make the same move of one row: one returns True, eleven False."""
     for turn in range(5):
         insert(db, tables.submissions, submission(f"s{turn}"), SubmissionStatus.PENDING)
@@ -147,9 +163,8 @@ def test_of_racing_calls_exactly_one_wins(db, to, source):
                     tx,
                     tables.submissions,
                     tables.submissions.c.id == f"s{turn}",
-                    to,
+                    SubmissionStatus.ABORTED,
                     allowed=SUBMISSION_MOVES,
-                    source=source,
                 )
             )
 

@@ -76,7 +76,7 @@ class Watch:
         match row.status:
             case WorkflowStatus.COMPLETE:
                 return self._outcome(report_id)
-            case WorkflowStatus.ERRORED | WorkflowStatus.TERMINATED:
+            case WorkflowStatus.ERRORED:
                 return Standing(phase=Phase.FAILED, detail=self._why(row))
             case WorkflowStatus.PAUSED:
                 return Standing(phase=Phase.FAILED, detail=f"paused: {row.error}" if row.error else "paused")

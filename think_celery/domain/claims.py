@@ -1,7 +1,6 @@
 """Claim a turn and run it: only when its time has come, and by one worker at a time."""
 
 import logging
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from think_celery.domain import conversation, lines, turns
@@ -97,7 +96,7 @@ def _claim(
             return _end_in_error(rt, tx, row, UnreadableValue(f"Submission {row.id!r}", problem))
         if not _apply(tx, agent, messages):
             return _end_in_error(rt, tx, row, NothingToAnswer())
-    lease = line_rows.take_line(tx, agent.id, process_id, timedelta(seconds=rt.settings.turn_timeout_seconds))
+    lease = line_rows.take_line(tx, agent.id, process_id)
     if lease is None or not submissions.begin(tx, submission_id, message_id):
         raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
     return Claim(

@@ -1,6 +1,5 @@
 """Lines: the row that owns an agent's turn order and its lease."""
 
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Update, and_, select, update
@@ -26,12 +25,12 @@ def lock_line(tx: Tx, agent_id: str) -> Any:
     return tx.execute(statement).first()
 
 
-def take_line(tx: Tx, agent_id: str, process_id: str, deadline: timedelta) -> Lease | None:
+def take_line(tx: Tx, agent_id: str, process_id: str) -> Lease | None:
     """Take the agent's line if it is free; ``None`` if another holds it."""
     statement = (
         update(lines)
         .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS, lines.c.process_id.is_(None))
-        .values(process_id=process_id, token=lines.c.token + 1, deadline_at=tx.now(deadline))
+        .values(process_id=process_id, token=lines.c.token + 1)
         .returning(lines.c.token)
     )
     token = tx.execute(statement).scalar()
@@ -40,7 +39,7 @@ def take_line(tx: Tx, agent_id: str, process_id: str, deadline: timedelta) -> Le
 
 def free_line(tx: Tx, lease: Lease) -> bool:
     """Give the line back, and say whether it was still the holder's."""
-    statement = update(lines).where(lease.held).values(process_id=None, deadline_at=None)
+    statement = update(lines).where(lease.held).values(process_id=None)
     return tx.execute(statement).rowcount == 1
 
 
@@ -56,4 +55,4 @@ def seize_from(tx: Tx, lease: Lease) -> bool:
 
 
 def _seize(where: ColumnElement[bool]) -> Update:
-    return update(lines).where(where).values(process_id=None, deadline_at=None, token=lines.c.token + 1)
+    return update(lines).where(where).values(process_id=None, token=lines.c.token + 1)

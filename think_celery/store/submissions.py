@@ -226,7 +226,10 @@ def count_model_attempts(tx: Tx, submission_id: str, attempts: int) -> None:
 
 
 def end_all(tx: Tx, agent_id: str, reason: str) -> list[Row[Any]]:
-    """End every unfinished submission of an agent in one UPDATE: pending ones skipped, running ones aborted."""
+    """End every unfinished submission of an agent in one UPDATE: pending ones skipped, running ones aborted.
+
+    The rows as they are then. Only ``conversation.reset`` calls this, and stores the news of each.
+    """
     was_pending = submissions.c.status == SubmissionStatus.PENDING
     statement = (
         update(submissions)

@@ -81,7 +81,6 @@ lines = Table(
     Column("kind", String(20), nullable=False),
     Column("process_id", Id),
     Column("token", BigInteger, nullable=False, server_default="0"),
-    Column("deadline_at", UtcDateTime),
     PrimaryKeyConstraint("agent_id", "kind"),
     _partial("ix_think_lines_process", "process_id", where="process_id IS NOT NULL"),
 )
@@ -113,7 +112,6 @@ submissions = Table(
     Column("agent_name", Name, nullable=False),
     Column("kind", String(20), nullable=False),
     Column("idempotency_key", Text),
-    Column("released_key", Text),
     Column("status", String(20), nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("messages", JsonText),
@@ -140,10 +138,8 @@ submissions = Table(
     UniqueConstraint("id"),
     UniqueConstraint("agent_id", "idempotency_key"),
     Index("ix_think_submissions_agent", "agent_id", "status", "seq"),
-    Index("ix_think_submissions_completed", "status", "completed_at"),
     _partial("uq_think_submissions_running", "agent_id", where="status = 'running'", unique=True),
     _partial("ix_think_submissions_knock", "knock_at", where="knock_at IS NOT NULL"),
-    _partial("ix_think_submissions_workflow", "workflow_key", where="workflow_key IS NOT NULL"),
     sqlite_autoincrement=True,
 )
 
@@ -170,7 +166,6 @@ workflows = Table(
     Column("parked_inbox", Integer, nullable=False, server_default="0"),
     Column("process_id", Id),
     Column("token", BigInteger, nullable=False, server_default="0"),
-    Column("deadline_at", UtcDateTime),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("takeovers", Integer, nullable=False, server_default="0"),
     Column("created_at", UtcDateTime, nullable=False),

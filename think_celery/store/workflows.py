@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, and_, case, null, or_, select, update
+from sqlalchemy import Row, and_, case, func, null, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.ids import AgentRef, WorkflowRef
@@ -17,7 +17,7 @@ from think_celery.retries import MISSED_AFTER
 from think_celery.states import WORKFLOW_MOVES, WorkflowStatus, is_terminal
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
-from think_celery.store.moves import move
+from think_celery.store.moves import move, moved
 from think_celery.store.tables import workflows
 
 TERMINAL = [status.value for status in WorkflowStatus if is_terminal(status)]
@@ -90,26 +90,23 @@ def find(
 # --- what a holder does ---------------------------------------------------------------------------
 
 
-def claim(tx: Tx, key: str, process_id: str, deadline: timedelta) -> Row[Any] | None:
+def claim(tx: Tx, key: str, process_id: str) -> Row[Any] | None:
     """Take a run that waits for a worker, and count the attempt; ``None`` if it can't be taken now."""
-    statement = (
-        update(workflows)
-        .where(workflows.c.key == key, _claimable())
-        .values(
-            status=WorkflowStatus.RUNNING,
-            process_id=process_id,
-            token=workflows.c.token + 1,
-            attempts=workflows.c.attempts + 1,
-            takeovers=workflows.c.takeovers + 1,
-            deadline_at=tx.now(deadline),
-            started_at=case((workflows.c.started_at.is_(None), tx.now()), else_=workflows.c.started_at),
-            wake_at=None,
-            knock_at=None,
-            knocks=0,
-        )
-        .returning(workflows)
+    return moved(
+        tx,
+        workflows,
+        and_(workflows.c.key == key, _claimable()),
+        WorkflowStatus.RUNNING,
+        allowed=WORKFLOW_MOVES,
+        process_id=process_id,
+        token=workflows.c.token + 1,
+        attempts=workflows.c.attempts + 1,
+        takeovers=workflows.c.takeovers + 1,
+        started_at=func.coalesce(workflows.c.started_at, tx.now()),
+        wake_at=None,
+        knock_at=None,
+        knocks=0,
     )
-    return tx.execute(statement).first()
 
 
 def progress(tx: Tx, key: str) -> None:
@@ -117,17 +114,8 @@ def progress(tx: Tx, key: str) -> None:
     tx.execute(update(workflows).where(workflows.c.key == key).values(attempts=1))
 
 
-def _release(tx: Tx, lease: Lease, to: WorkflowStatus, **changes: Any) -> bool:
-    return move(
-        tx,
-        workflows,
-        lease.held,
-        to,
-        allowed=WORKFLOW_MOVES,
-        process_id=None,
-        deadline_at=None,
-        **changes,
-    )
+def _release(tx: Tx, lease: Lease, to: WorkflowStatus, **changes: Any) -> Row[Any] | None:
+    return moved(tx, workflows, lease.held, to, allowed=WORKFLOW_MOVES, process_id=None, **changes)
 
 
 def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None) -> bool:
@@ -135,17 +123,15 @@ def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None) -> bool:
 
     False when an event has come since *inbox* was counted (look again), or when the lease is lost.
     """
-    unchanged = and_(lease.held, workflows.c.inbox == inbox)
     return move(
         tx,
         workflows,
-        unchanged,
+        and_(lease.held, workflows.c.inbox == inbox),
         WorkflowStatus.WAITING,
         allowed=WORKFLOW_MOVES,
         parked_inbox=inbox,
         wake_at=wake_at,
         process_id=None,
-        deadline_at=None,
         attempts=0,
         takeovers=0,
     )
@@ -161,7 +147,7 @@ def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_
         after: When the tick knocks if nobody else does.
     """
     changes: dict[str, Any] = {"attempts": 0} if orderly else {}
-    moved = _release(
+    return _release(
         tx,
         lease,
         WorkflowStatus.QUEUED,
@@ -170,24 +156,24 @@ def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_
         knocks=0,
         **changes,
     )
-    return get(tx, lease.key) if moved else None
 
 
 def complete(tx: Tx, lease: Lease, output: str) -> bool:
     """End the run with its result, and say whether this call did."""
-    return _release(tx, lease, WorkflowStatus.COMPLETE, output=output, attempts=0, completed_at=tx.now())
+    changes: dict[str, Any] = {"output": output, "attempts": 0, "completed_at": tx.now()}
+    return _release(tx, lease, WorkflowStatus.COMPLETE, **changes) is not None
 
 
 def fail(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
     """End the run in error, and say whether this call did."""
-    return _release(
-        tx, lease, WorkflowStatus.ERRORED, error_type=error_type, error=error, completed_at=tx.now()
-    )
+    changes: dict[str, Any] = {"error_type": error_type, "error": error, "completed_at": tx.now()}
+    return _release(tx, lease, WorkflowStatus.ERRORED, **changes) is not None
 
 
 def stop_resumably(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
     """Pause the run with an error that :func:`resume` clears, and say whether this call did."""
-    return _release(tx, lease, WorkflowStatus.PAUSED, error_type=error_type, error=error, attempts=0)
+    changes: dict[str, Any] = {"error_type": error_type, "error": error, "attempts": 0}
+    return _release(tx, lease, WorkflowStatus.PAUSED, **changes) is not None
 
 
 # --- what anybody does ----------------------------------------------------------------------------
@@ -224,16 +210,17 @@ def wake(tx: Tx, key: str, *, run: int | None = None, live: bool = False) -> Row
 
 def resume(tx: Tx, key: str) -> Row[Any] | None:
     """Put a paused run back into the queue and clear its error; ``None`` if it isn't paused."""
-    return _queue(tx, and_(workflows.c.key == key, workflows.c.status == WorkflowStatus.PAUSED), key)
+    return _queue(tx, and_(workflows.c.key == key, workflows.c.status == WorkflowStatus.PAUSED))
 
 
-def _queue(tx: Tx, where: ColumnElement[bool], key: str) -> Row[Any] | None:
-    moved = move(
+def _queue(tx: Tx, where: ColumnElement[bool]) -> Row[Any] | None:
+    return moved(
         tx,
         workflows,
         where,
         WorkflowStatus.QUEUED,
         allowed=WORKFLOW_MOVES,
+        returning=_KNOCK,
         wakes=workflows.c.wakes + 1,
         knock_at=tx.now(MISSED_AFTER),
         knocks=0,
@@ -242,7 +229,6 @@ def _queue(tx: Tx, where: ColumnElement[bool], key: str) -> Row[Any] | None:
         error_type=None,
         error=None,
     )
-    return get(tx, key) if moved else None
 
 
 # --- what the tick looks for ----------------------------------------------------------------------
@@ -264,7 +250,7 @@ def due(tx: Tx, limit: int) -> Sequence[str]:
 
 def wake_due(tx: Tx, key: str) -> Row[Any] | None:
     """Queue a run whose time has come; ``None`` if another did."""
-    return _queue(tx, and_(workflows.c.key == key, _due(tx)), key)
+    return _queue(tx, and_(workflows.c.key == key, _due(tx)))
 
 
 def next_wake(tx: Tx) -> datetime | None:
@@ -283,7 +269,7 @@ def unread(tx: Tx, limit: int) -> Sequence[str]:
 
 def wake_unread(tx: Tx, key: str) -> Row[Any] | None:
     """Queue a waiting run that has unread events; ``None`` if another did."""
-    return _queue(tx, and_(workflows.c.key == key, _unread()), key)
+    return _queue(tx, and_(workflows.c.key == key, _unread()))
 
 
 def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
@@ -325,7 +311,6 @@ def seize(tx: Tx, lease: Lease) -> Row[Any] | None:
         .where(lease.held)
         .values(
             process_id=None,
-            deadline_at=None,
             token=workflows.c.token + 1,
             wakes=workflows.c.wakes + 1,
             knock_at=tx.now(),

@@ -57,7 +57,6 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=20), nullable=False),
         sa.Column("process_id", sa.String(length=200), nullable=True),
         sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("agent_id", "kind", name=op.f("pk_think_lines")),
     )
     op.create_index(
@@ -187,7 +186,6 @@ def upgrade() -> None:
         sa.Column("agent_name", sa.String(length=200), nullable=False),
         sa.Column("kind", sa.String(length=20), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=True),
-        sa.Column("released_key", sa.Text(), nullable=True),
         sa.Column("status", sa.String(length=20), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("messages", sa.Text(), nullable=True),
@@ -222,23 +220,12 @@ def upgrade() -> None:
         "ix_think_submissions_agent", "think_submissions", ["agent_id", "status", "seq"], unique=False
     )
     op.create_index(
-        "ix_think_submissions_completed", "think_submissions", ["status", "completed_at"], unique=False
-    )
-    op.create_index(
         "ix_think_submissions_knock",
         "think_submissions",
         ["knock_at"],
         unique=False,
         sqlite_where=sa.text("knock_at IS NOT NULL"),
         postgresql_where=sa.text("knock_at IS NOT NULL"),
-    )
-    op.create_index(
-        "ix_think_submissions_workflow",
-        "think_submissions",
-        ["workflow_key"],
-        unique=False,
-        sqlite_where=sa.text("workflow_key IS NOT NULL"),
-        postgresql_where=sa.text("workflow_key IS NOT NULL"),
     )
     op.create_index(
         "uq_think_submissions_running",
@@ -277,7 +264,6 @@ def upgrade() -> None:
         sa.Column("parked_inbox", sa.Integer(), server_default="0", nullable=False),
         sa.Column("process_id", sa.String(length=200), nullable=True),
         sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("deadline_at", sa.BigInteger(), nullable=True),
         sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
         sa.Column("takeovers", sa.Integer(), server_default="0", nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
