@@ -1,16 +1,16 @@
 """Send knocks to the broker without ever making a caller wait for it, or fail because of it."""
 
 import logging
-import os
 import queue
 import threading
 from collections import deque
 from typing import Any
-from weakref import WeakSet
 
 from celery import Celery, current_task
 from kombu import Connection
 
+from think_celery import forks
+from think_celery.breaker import Breaker
 from think_celery.clock import Clock
 from think_celery.protocols import Knock
 
@@ -50,12 +50,12 @@ class Publisher:
     def __init__(self, app: Celery, clock: Clock) -> None:
         self._app, self._clock = app, clock
         self._begin()
-        _publishers.add(self)
+        forks.in_child(self._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._sender: _Sender | None = None
-        self._failures, self._paused_until = 0, 0.0
+        self._breaker = Breaker(self._clock, failures=FAILURES, rest_seconds=PAUSE_SECONDS)
         self._eager = threading.local()
 
     def __call__(self, knock: Knock) -> None:
@@ -64,7 +64,7 @@ class Publisher:
             self._run_eagerly(knock)
             return
         with self._lock:
-            if self._clock.elapsed() < self._paused_until:
+            if self._breaker.rests():
                 return
             sender = self._live_sender()
         sent = _Sent(knock, _parents())
@@ -77,7 +77,7 @@ class Publisher:
         elif sent.problem is not None:
             self._note(sent.problem)
         else:
-            self._failures = 0
+            self._breaker.succeeded()
 
     def _live_sender(self) -> "_Sender":
         sender = self._sender
@@ -90,12 +90,8 @@ class Publisher:
 
     def _note(self, problem: str) -> None:
         with self._lock:
-            self._failures += 1
-            pause = self._failures >= FAILURES
-            if pause:
-                self._failures = 0
-                self._paused_until = self._clock.elapsed() + PAUSE_SECONDS
-        if pause:
+            pauses = self._breaker.failed()
+        if pauses:
             logger.warning("publishing pauses for %g s (%s); the tick does the work", PAUSE_SECONDS, problem)
         else:
             logger.warning("a knock was not published (%s); the tick finds its row", problem)
@@ -199,15 +195,3 @@ def _parents() -> dict[str, Any]:
         return {}
     request = current_task.request
     return {"root_id": request.root_id or request.id, "parent_id": request.id}
-
-
-_publishers: WeakSet[Publisher] = WeakSet()
-
-
-def _begin_all() -> None:
-    for publisher in list(_publishers):
-        publisher._begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all)

@@ -6,14 +6,13 @@ the work in hand whether it was cancelled or taken away.
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
+from think_celery import forks
 from think_celery.domain import recovery
 from think_celery.domain.liveness import host_facts
 from think_celery.errors import LeaseLost, TurnCancelled
@@ -94,10 +93,9 @@ class Monitor:
         # Its own connections: when all others wait for a caller's slow transaction, renewal must not.
         self.db = rt.db
         if rt.threads:
-            busy = timedelta(seconds=min(4.5, rt.settings.lease_seconds * 0.3))
-            self.db = Database(rt.db.url, rt.clock, busy_timeout=busy)
+            self.db = Database(rt.db.url, rt.clock, busy_timeout=rt.settings.busy_timeout)
         self._reset()
-        _monitors.add(self)
+        forks.in_child(self._after_fork_in_child)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()
@@ -271,15 +269,3 @@ class Monitor:
                 logger.warning("could not sign this process off: %s", type(error).__name__)
         if self.db is not self.rt.db:
             self.db.dispose()
-
-
-_monitors: WeakSet[Monitor] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for monitor in list(_monitors):
-        monitor._after_fork_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

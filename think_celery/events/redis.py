@@ -11,19 +11,19 @@ a key beside the streams: when Redis is emptied it goes, too, and the next look 
 
 import json
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from think_celery import forks
+from think_celery.breaker import Breaker
 from think_celery.clock import MICROSECOND, Clock, SystemClock
 from think_celery.events.redis_url import connection_options
 from think_celery.protocols import Cursor, Frame, Page
@@ -85,11 +85,10 @@ class RedisEventLog:
         """
         self._options = connection_options(url, tls)
         self._prefix, self._keep, self._keep_frames = prefix, keep, keep_frames
-        self._clock: Clock = clock or SystemClock()
-        self._rests_until: float | None = None
+        self._breaker = Breaker(clock or SystemClock(), rest_seconds=REST_SECONDS)
         self._client: redis.Redis | None = None
         self._connected()
-        _logs.add(self)
+        forks.in_child(self._forget_connections)
 
     def append(self, frames: Sequence[Frame]) -> None:
         """Write frames, of one or more agents, in order. All of them, or none and an error.
@@ -185,25 +184,26 @@ class RedisEventLog:
         if client is not None:
             client.close()
 
+    def _forget_connections(self) -> None:
+        self._client = None
+
     def _key(self, agent_id: str) -> str:
         return f"{self._prefix}think:live:{agent_id}"
 
     def _ask(self, question: Callable[[redis.Redis], Answer]) -> Answer | None:
         """The answer; ``None`` while Redis gives none."""
-        if self._rests_until is not None and self._clock.elapsed() < self._rests_until:
+        if self._breaker.rests():
             return None
         try:
             answer = question(self._connected())
         except (redis.RedisError, OSError) as error:
-            known = self._rests_until is not None
-            self._rests_until = self._clock.elapsed() + REST_SECONDS
-            if not known:
+            known = self._breaker.broken
+            if self._breaker.failed() and not known:
                 logger.warning(
                     "the live log can't be read (%s); listeners are told by the database", _told(error)
                 )
             return None
-        if self._rests_until is not None:
-            self._rests_until = None
+        if self._breaker.succeeded():
             logger.info("the live log is read again")
         return answer
 
@@ -253,15 +253,3 @@ def _told(error: Exception) -> str:
         return f"{kind}: {error}"
     code = re.search(r"(?:^|caused error: )([A-Z]+) ", str(error))
     return f"{kind}: {code[1]}" if code else kind
-
-
-_logs: WeakSet[RedisEventLog] = WeakSet()
-
-
-def _connect_anew() -> None:
-    for log in list(_logs):
-        log._client = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_connect_anew)

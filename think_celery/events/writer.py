@@ -10,13 +10,13 @@ the writing for some seconds. They are dropped too when more are waiting than fi
 """
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from weakref import WeakSet
 
+from think_celery import forks
+from think_celery.breaker import Breaker
 from think_celery.clock import Clock, SystemClock
 from think_celery.logs import trace_of
 from think_celery.protocols import EventLog, Frame
@@ -54,9 +54,9 @@ class LiveWriter:
             capacity,
         )
         self._clock: Clock = clock or SystemClock()
-        self._rests_until: float | None = None
+        self._breaker = Breaker(self._clock, rest_seconds=rest_seconds)
         self._begin_empty()
-        _writers.add(self)
+        forks.in_child(self._begin_empty)
 
     def _begin_empty(self) -> None:
         self._changed = threading.Condition()
@@ -70,7 +70,7 @@ class LiveWriter:
             self._append([frame])
             return
         with self._changed:
-            if self._closed or self._resting() or len(self._queue) >= self._capacity:
+            if self._closed or self._breaker.rests() or len(self._queue) >= self._capacity:
                 return
             self._queue.append(frame)
             if self._thread is None:
@@ -116,7 +116,7 @@ class LiveWriter:
                 self._gathering = False
 
     def _append(self, frames: Sequence[Frame]) -> None:
-        if self._resting():
+        if self._breaker.rests():
             return
         began = self._clock.elapsed()
         try:
@@ -129,17 +129,12 @@ class LiveWriter:
         took = self._clock.elapsed() - began
         if took > self._limit:
             self._stop_for_a_while(f"the live log took {took:.1f} s for one write")
-        elif self._rests_until is not None:
-            self._rests_until = None
+        elif self._breaker.succeeded():
             logger.info("the live log is written again")
 
-    def _resting(self) -> bool:
-        return self._rests_until is not None and self._clock.elapsed() < self._rests_until
-
     def _stop_for_a_while(self, problem: str, why: str = "") -> None:
-        known = self._rests_until is not None
-        self._rests_until = self._clock.elapsed() + self._rest
-        if not known:
+        known = self._breaker.broken
+        if self._breaker.failed() and not known:
             logger.warning(
                 "%s; listeners get nothing for %g s, then from the database%s",
                 problem,
@@ -195,15 +190,3 @@ def merged(frames: Iterable[Frame]) -> list[Frame]:
             open_runs.pop(frame.agent_id, None)
             result.append(frame if frame.first else replace(frame, first=frame.n))
     return [entry.as_frame() if isinstance(entry, _Run) else entry for entry in result]
-
-
-_writers: WeakSet[LiveWriter] = WeakSet()
-
-
-def _begin_all_empty() -> None:
-    for writer in list(_writers):
-        writer._begin_empty()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all_empty)

@@ -8,11 +8,11 @@ prefork, threads and gevent.
 
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from think_celery import forks
 from think_celery.clock import SystemClock
 from think_celery.logs import trace_of
 from think_celery.signals import AbortSignal
@@ -132,7 +132,7 @@ def _forget_parent() -> None:
     _watcher = _Watcher()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+forks.in_child(_forget_parent)
 
 
 @contextmanager

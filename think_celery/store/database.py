@@ -1,7 +1,6 @@
 """Engine, transactions, and calls to make after a commit."""
 
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +9,6 @@ from contextvars import ContextVar
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from sqlalchemy import (
     URL,
@@ -31,6 +29,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
+from think_celery import forks
 from think_celery.clock import MICROSECOND, Clock
 from think_celery.logs import trace_of
 from think_celery.store.engines import is_away as is_away
@@ -49,6 +48,7 @@ Call = Callable[[], None]
 REPEATS = 5
 ZERO = timedelta(0)
 _FORK_PATIENCE_SECONDS = 1.0
+_inherited: list[Engine] = []  # a parent's, kept so that no finalizer in the child touches its connections
 
 _joined: ContextVar[Mapping["Database", Callable[[], "Tx"]]] = ContextVar(
     "think_joined", default=MappingProxyType({})
@@ -166,7 +166,8 @@ class Database:
         self._engine: Engine | None = None
         self._reader: Engine | None = None
         self._forking = False
-        _databases.add(self)
+        forks.around(before=self._before_fork, in_parent=self._after_fork)
+        forks.in_child(self._after_fork_in_child)
 
     @property
     def engine(self) -> Engine:
@@ -311,20 +312,3 @@ class Database:
             _inherited.append(self._engine)
         self._lock, self._forking = threading.RLock(), False
         self._engine = self._reader = None
-
-
-_databases: WeakSet[Database] = WeakSet()
-_inherited: list[Engine] = []  # a parent's, kept so that no finalizer in the child touches its connections
-
-
-def _each(method: Callable[[Database], None]) -> None:
-    for database in list(_databases):
-        method(database)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=lambda: _each(Database._before_fork),
-        after_in_parent=lambda: _each(Database._after_fork),
-        after_in_child=lambda: _each(Database._after_fork_in_child),
-    )

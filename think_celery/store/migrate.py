@@ -4,7 +4,6 @@ Alembic runs from inside the package, without an ini file and with a version tab
 application's own migrations never meet ours. It is imported only when there is something to migrate.
 """
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, Engine, inspect, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from think_celery import forks
 from think_celery.clock import SystemClock
 from think_celery.errors import SchemaOutdated
 from think_celery.store.database import Database
@@ -37,8 +37,7 @@ def _renew_lock() -> None:
     _one_at_a_time = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+forks.in_child(_renew_lock)
 
 
 def head() -> str:
