@@ -292,9 +292,27 @@ class TestWhatTheUsersCodeMayDo:
         assert (done.message(), len(agent.messages)) == (None, 1)
         assert kinds(t, agent)[-3:] == ["reset", "restored", "done"]
 
+    def test_an_exception_that_has_no_text(self, quick):
+        """Even one whose own ``__str__`` fails ends the turn in order."""
+
+        class Broken(Exception):
+            def __str__(self) -> str:
+                raise ValueError
+
+        def respond(request: Any) -> Any:
+            raise Broken
+
+        agent = talker()("a")
+        quick.use_model(FunctionModel(respond), agent)
+
+        done = ask(quick, agent)
+
+        assert (done.status, done.error_type) == (ERROR, "Broken")
+        assert done.error == "(its text can't be made: ValueError)"
+
     def test_a_stream_is_closed_when_its_turn_ends(self, quick):
         """The connection to the model does not outlive the attempt, however that ends."""
-        closed = []
+        closed, kept = [], []
 
         def stream(request: Any) -> Any:
             try:
@@ -308,7 +326,8 @@ class TestWhatTheUsersCodeMayDo:
             name = "own"
 
             def stream(self, request: Any, signal: Any) -> Any:
-                return stream(request)
+                kept.append(stream(request))  # so that it is not closed by being forgotten
+                return kept[-1]
 
         agent = talker()("a")
         quick.use_model(Model(), agent)
