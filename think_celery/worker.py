@@ -10,6 +10,7 @@ from celery import bootsteps
 from think_celery.domain import tick
 from think_celery.errors import ConfigurationError
 from think_celery.logs import trace_of
+from think_celery.memory import is_in_memory
 from think_celery.runtime import Runtime
 from think_celery.tasks import set_limits
 
@@ -69,7 +70,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         super().__init__(parent, **kwargs)
         self._ticker: Ticker | None = None
         pool = getattr(parent.pool_cls, "__module__", str(parent.pool_cls))
-        if _in_memory(parent) and "prefork" in pool:
+        if is_in_memory(parent.app) and "prefork" in pool:
             raise ConfigurationError(
                 "The broker memory:// lives in one process, and the prefork pool forks others. Start the worker with "
                 "--pool threads, or set CELERY_BROKER_URL to a broker such as redis://localhost:6379/0."
@@ -79,7 +80,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
     def start(self, parent: Any) -> None:
         """Tick."""
         rt: Runtime = parent.app.think.runtime
-        if _in_memory(parent):
+        if is_in_memory(parent.app):
             tick.knock_now(rt)  # what an earlier process had in its memory is gone
         self._ticker = Ticker(rt)
         self._ticker.start()
@@ -88,7 +89,3 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         """Stop ticking."""
         if self._ticker is not None:
             self._ticker.stop()
-
-
-def _in_memory(parent: Any) -> bool:
-    return str(parent.app.connection_for_write().transport_cls) == "memory"

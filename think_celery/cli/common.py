@@ -13,6 +13,7 @@ from celery.app.utils import find_app
 
 from think_celery.app import ThinkCelery
 from think_celery.errors import ConfigurationError, InvalidValue, ThinkError
+from think_celery.memory import default_to_memory
 from think_celery.runtime import Runtime
 from think_celery.store.database import is_away
 
@@ -103,8 +104,8 @@ def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
     if app is not None:
         celery = celery_app(app)
     else:
-        broker = os.environ.get("CELERY_BROKER_URL") or "memory://"
-        celery = Celery("think_celery_cli", broker=broker, set_as_current=False)
+        celery = Celery("think_celery_cli", set_as_current=False)
+        default_to_memory(celery)
     if database_url is not None:
         celery.conf["think_database_url"] = database_url
     think = ThinkCelery(celery)

@@ -15,6 +15,7 @@ from think_celery.cli.common import (
 )
 from think_celery.clock import SystemClock
 from think_celery.domain import tick as ticks
+from think_celery.memory import is_in_memory
 from think_celery.store import migrate
 from think_celery.store.database import Database
 
@@ -67,7 +68,7 @@ def tick(app: str | None, database_url: str | None, as_json: bool) -> None:
     """Look once after what is due or lost, and knock for it. Workers do this by themselves each second."""
     think = think_of(app, database_url)
     rt = look_into(think)
-    if think.app.connection_for_write().transport_cls == "memory":
+    if is_in_memory(think.app):
         raise Unusable(
             "A tick knocks for work through the broker, and memory:// ends with this command. Name your app with "
             "--app, or set CELERY_BROKER_URL."

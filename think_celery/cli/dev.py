@@ -8,6 +8,7 @@ import click
 
 from think_celery.cli.common import celery_app, think_of
 from think_celery.embedded import embedded
+from think_celery.memory import default_to_memory
 
 
 @click.command()
@@ -25,8 +26,7 @@ def dev(app: str, database_url: str | None, concurrency: int, loglevel: str) -> 
         level=loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
     )
     celery = celery_app(app)
-    if not celery.conf.broker_url:
-        celery.conf.update(broker_url="memory://", broker_transport_options={"polling_interval": 0.02})
+    default_to_memory(celery)
     think = think_of(app, database_url)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

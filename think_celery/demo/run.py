@@ -24,6 +24,7 @@ from think_celery.demo.reports import Report, read_files, samples
 from think_celery.demo.show import Screen, show_results
 from think_celery.demo.watch import Phase, Watch
 from think_celery.embedded import embedded
+from think_celery.memory import default_to_memory
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
 
@@ -98,10 +99,10 @@ def _settings(model: str | None, key: str | None, url: str | None) -> dict[str, 
 
 
 def _celery_app(desk: Desk, model: Mapping[str, Any]) -> Celery:
-    app = Celery("think_celery_demo", broker="memory://", set_as_current=False)
+    app = Celery("think_celery_demo", set_as_current=False)
+    default_to_memory(app)
     app.conf.update(
         worker_prefetch_multiplier=1,
-        broker_transport_options={"polling_interval": 0.02},
         task_default_queue=QUEUE,
         think_queue=QUEUE,
         think_database_url=desk.database_url,
