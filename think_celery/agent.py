@@ -1,9 +1,10 @@
 """``Think``: the class that users subclass to make an agent."""
 
+import builtins
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from think_celery.domain import conversation, live, runs, submissions, workflows
 from think_celery.domain.live import LiveEvent
@@ -15,6 +16,7 @@ from think_celery.messages import Messages, UIMessage
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
 from think_celery.tools import Tool, is_tool
+from think_celery.workflow import ThinkWorkflow
 
 HOOKS = ("get_model", "get_system_prompt", "get_tools")
 
@@ -32,6 +34,11 @@ class Think:
 
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they
     are called; only turns run in a worker. What is set on the object lives as long as the object.
+
+    ``model`` (an object, or a name such as ``openai/gpt-5-mini``; else the setting ``think_model``) and
+    ``system_prompt`` are what :meth:`get_model` and :meth:`get_system_prompt` answer. ``max_steps`` is how many
+    times the model may be asked in one turn. ``queue`` is the Celery queue of its turns, else ``think_queue``.
+    ``agent_class`` is the name that rows carry.
     """
 
     model: ClassVar[str | Model | None] = None
@@ -134,6 +141,9 @@ class Think:
             InvalidMessage: Something is no message.
             SubmissionConflict: *submission_id* and *idempotency_key* refer to different submissions.
             PayloadTooLarge: Messages or metadata exceed ``think_max_payload``.
+            NotSerializable: The metadata is not JSON.
+            ValueError: An id or key is blank, too long, or begins with ``think-``.
+            TypeError: An id or key is no text, or the metadata no dict.
         """
         rt = self._rt
         row, accepted, same = submissions.submit(
@@ -178,7 +188,10 @@ class Think:
         return submissions.cancel_by_id(self._rt, submission_id, reason)
 
     def delete_submission(self, submission_id: str) -> bool:
-        """Delete an ended submission, and say whether there was one. The transcript keeps its messages."""
+        """Delete an ended submission, and say whether there was one. The transcript keeps its messages.
+
+        One that has not ended stays; cancel it first.
+        """
         if self.inspect_submission(submission_id) is None:
             return False
         return submissions.delete(self._rt, submission_id)
@@ -186,10 +199,16 @@ class Think:
     def delete_submissions(
         self, *, status: str | Sequence[str] | None = None, completed_before: datetime | None = None
     ) -> int:
-        """Delete every ended submission of this agent that matches, and say how many."""
-        return submissions.delete_all(
-            self._rt, self._ref, status=status, completed_before=completed_before
-        )
+        """Delete every ended submission of this agent that matches, and say how many.
+
+        Args:
+            status: Only those of this status, or of one of these; without it, of every end.
+            completed_before: Only those that ended before this instant.
+
+        Raises:
+            ValueError: A status is none.
+        """
+        return submissions.delete_all(self._rt, self._ref, status=status, completed_before=completed_before)
 
     # --- the conversation -------------------------------------------------------------------------
 
@@ -215,12 +234,12 @@ class Think:
 
     def run_workflow(
         self,
-        workflow: Any,
+        workflow: type[ThinkWorkflow[Any, Any]] | str,
         params: Any = None,
         *,
         workflow_id: str | None = None,
         metadata: dict[str, Any] | None = None,
-        on_conflict: str = "return",
+        on_conflict: Literal["return", "raise"] = "return",
     ) -> str:
         """Start a workflow with this agent as its ``self.agent``, and return its id at once.
 
@@ -236,7 +255,9 @@ class Think:
         Raises:
             UnknownClass: No workflow of that name is registered.
             WorkflowExists: *workflow_id* is taken, and *on_conflict* is ``"raise"``.
-            InvalidValue: *params* does not fit the workflow's params type, or can't be stored.
+            InvalidValue: *params* does not fit the workflow's params type.
+            NotSerializable, PayloadTooLarge: *params* or *metadata* can't be stored.
+            ValueError: *workflow_id* or *on_conflict* is unfit.
         """
         return workflows.start(
             self._rt,
@@ -250,7 +271,7 @@ class Think:
 
     def send_workflow_event(
         self,
-        workflow: Any,
+        workflow: "builtins.type[ThinkWorkflow[Any, Any]] | str",
         workflow_id: str,
         *,
         type: str,
@@ -265,6 +286,10 @@ class Think:
             type: What ``wait_for_event(type=…)`` asks for.
             payload: Any value that a step could return.
             idempotency_key: The same key twice is one event.
+
+        Raises:
+            NotSerializable, PayloadTooLarge: The payload can't be stored.
+            ValueError: *type* or *idempotency_key* is not 1 to 200 printable characters, or begins with ``think-``.
         """
         workflows.send_event(
             self._rt,
@@ -274,7 +299,9 @@ class Think:
             idempotency_key=idempotency_key,
         )
 
-    def get_workflow(self, workflow_id: str, *, workflow: Any = None) -> WorkflowRun:
+    def get_workflow(
+        self, workflow_id: str, *, workflow: type[ThinkWorkflow[Any, Any]] | str | None = None
+    ) -> WorkflowRun:
         """A workflow as it stands now, with its ``output`` once it is complete. Any process may ask.
 
         Args:
@@ -287,7 +314,9 @@ class Think:
         """
         return runs.look_up(self._rt, workflow_id, workflow)
 
-    def resume_workflow(self, workflow_id: str, *, workflow: Any = None) -> bool:
+    def resume_workflow(
+        self, workflow_id: str, *, workflow: type[ThinkWorkflow[Any, Any]] | str | None = None
+    ) -> bool:
         """Let a workflow go on that is paused (its code did not fit its journal, say); tells whether it was.
 
         Raises what :meth:`get_workflow` raises.

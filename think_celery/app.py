@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
@@ -39,19 +38,19 @@ class ThinkCelery:
     def __new__(cls, app: Celery) -> "ThinkCelery":
         existing = getattr(app, "think", None)
         if isinstance(existing, ThinkCelery):
-            set_current(existing._get_runtime)
+            set_current(lambda: existing.runtime)
             return existing
         self = super().__new__(cls)
         self.app = app
         self._lock = threading.RLock()
         self._runtime = None
         app.think = self  # type: ignore[attr-defined,unused-ignore]
-        register(app, self._get_runtime)
+        register(app, lambda: self.runtime)
         app.steps["worker"].add(TickStep)
         signals.import_modules.connect(self._import_classes, sender=app, weak=False)
         signals.worker_shutting_down.connect(self._stop, weak=False)
         signals.worker_shutdown.connect(self._end, weak=False)
-        set_current(self._get_runtime)
+        set_current(lambda: self.runtime)
         return self
 
     _lock: threading.RLock
@@ -64,9 +63,6 @@ class ThinkCelery:
         Raises:
             InvalidSetting: A setting is unknown or unfit.
         """
-        return self._get_runtime()
-
-    def _get_runtime(self) -> Runtime:
         with self._lock:
             if self._runtime is None:
                 self._runtime = self._make_runtime()
@@ -78,7 +74,7 @@ class ThinkCelery:
         db = Database(
             settings.database_url,
             clock,
-            busy_timeout=timedelta(seconds=min(4.5, settings.lease_seconds * 0.3)),
+            busy_timeout=settings.busy_timeout,
             prepare=_prepare,
         )
         log = event_log(settings, db, _broker(self.app))

@@ -31,6 +31,9 @@ class ForcedTool:
     name: str
 
 
+FINAL_ANSWER = "think_final_answer"
+"""The name of the tool that carries a structured turn's answer, unless a tool of the agent's has it."""
+
 ToolChoice = Literal["auto", "required", "none"] | ForcedTool
 
 
@@ -232,6 +235,7 @@ KnockFunction = Callable[[Knock], None]
 
 
 __all__ = [
+    "FINAL_ANSWER",
     "AgentHooks",
     "AgentRef",
     "Cursor",

@@ -139,6 +139,11 @@ class Settings:
     openai_api_key: str | None = _setting(None, "openai_api_key", _text, secret=True, vendor="OPENAI_API_KEY")
     openai_base_url: str | None = _setting(None, "openai_base_url", _web_url, vendor="OPENAI_BASE_URL")
 
+    @property
+    def busy_timeout(self) -> timedelta:
+        """How long SQLite may wait for its one writer: less than a lease needs to be renewed in time."""
+        return timedelta(seconds=min(4.5, self.lease_seconds * 0.3))
+
     @classmethod
     def from_mapping(cls, celery_conf: Mapping[str, Any], environ: Mapping[str, str]) -> "Settings":
         """The settings of a process. For each, the first that is set wins.

@@ -10,6 +10,7 @@
 """
 
 import atexit
+import builtins
 import math
 import shutil
 import tempfile
@@ -22,19 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from think_celery import providers
-from think_celery.domain import tick, workflows
+from think_celery.agent import Think
+from think_celery.domain import runs, tick, workflows
+from think_celery.domain.runs import WorkflowRun
 from think_celery.domain.work import perform
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import NoModel, Unwind
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.protocols import Knock, Model
-from think_celery.providers.scripted import ScriptedModel
+from think_celery.providers.scripted import Scripted, ScriptedModel
 from think_celery.runtime import Runtime, set_current
 from think_celery.settings import Settings
 from think_celery.signals import AbortSignal
 from think_celery.store import migrate, processes
 from think_celery.store.database import Database
+from think_celery.workflow import ThinkWorkflow
 
 __all__ = ["FakeClock", "SimulatedCrash", "ThinkTest", "think_test"]
 
@@ -75,23 +79,26 @@ class SimulatedCrash(Unwind):
 class ThinkTest:
     """A runtime under a test's control. See :func:`think_test`."""
 
-    def __init__(self, rt: Runtime, clock: FakeClock, knocks: deque[Knock]) -> None:
+    def __init__(
+        self, rt: Runtime, clock: FakeClock, knocks: deque[Knock], model: Model | None = None
+    ) -> None:
         self.rt, self.clock, self._knocks = rt, clock, knocks
         self.crashes: list[str] = []
         """The points at which the worker was made to crash, in order."""
         self._crash_points: list[str] = []
         self._models: dict[str, Model] = {}
-        self._default_model: Model | None = None
+        self._default_model = model
+        rt.failpoint, rt.stand_in = self._failpoint, self._model_for
 
     # --- models -----------------------------------------------------------------------------------
 
-    def script(self, agent: Any, *answers: Any) -> ScriptedModel:
+    def script(self, agent: type[Think] | str, *answers: Scripted) -> ScriptedModel:
         """Let agents of this class get these answers, in order; returns the model, whose ``requests`` it kept."""
         model = ScriptedModel(*answers)
         self._models[agent if isinstance(agent, str) else agent.agent_class] = model
         return model
 
-    def use_model(self, model: Model, agent: Any = None) -> None:
+    def use_model(self, model: Model, agent: type[Think] | str | None = None) -> None:
         """Let agents of this class (without one: all that have no script) ask this model."""
         if agent is None:
             self._default_model = model
@@ -186,22 +193,34 @@ class ThinkTest:
 
     # --- what users send --------------------------------------------------------------------------
 
-    def send_event(self, workflow: Any, workflow_id: str, *, type: str, payload: Any = None) -> None:
+    def send_event(
+        self,
+        workflow: "builtins.type[ThinkWorkflow[Any, Any]] | str",
+        workflow_id: str,
+        *,
+        type: str,
+        payload: Any = None,
+    ) -> None:
         """Send an event to a workflow, as ``send_workflow_event`` does."""
         reference = workflows.reference(workflow, workflow_id)
         workflows.send_event(self.rt, reference, type=type, payload=payload)
 
-    def workflow(self, workflow: Any, workflow_id: str) -> Any:
-        """The row of a workflow: ``status``, ``error_type``, ``error`` and more; ``None`` if there is none."""
-        return workflows.get(self.rt, workflows.reference(workflow, workflow_id))
+    def workflow(self, workflow: type[ThinkWorkflow[Any, Any]] | str, workflow_id: str) -> WorkflowRun:
+        """A workflow as it stands now, as ``get_workflow`` gives it.
 
-    def output(self, workflow: Any, workflow_id: str) -> Any:
+        Raises:
+            WorkflowNotFound: There is none.
+        """
+        return runs.look_up(self.rt, workflow_id, workflow)
+
+    def output(self, workflow: type[ThinkWorkflow[Any, Any]] | str, workflow_id: str) -> Any:
         """What a workflow that is complete returned.
 
         Raises:
+            WorkflowNotFound: There is none.
             WorkflowError: It is not complete; the text says how it stands, and why.
         """
-        return workflows.output(self.rt, workflows.reference(workflow, workflow_id))
+        return self.workflow(workflow, workflow_id).output
 
 
 _template: Path | None = None
@@ -250,10 +269,7 @@ def think_test(
             knock=knocks.append,
             threads=False,
         )
-        test = ThinkTest(rt, clock, knocks)
-        rt.failpoint = test._failpoint
-        rt.stand_in = test._model_for
-        test._default_model = model
+        test = ThinkTest(rt, clock, knocks, model)
         before = set_current(rt)
         try:
             with providers.no_real_requests():

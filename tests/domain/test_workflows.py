@@ -110,7 +110,7 @@ class TestStart:
         """A bad call is an error that names the path; there is no row."""
         with pytest.raises(InvalidValue):
             DESK.run_workflow(cls, params, workflow_id="w1")
-        assert quick.workflow(cls, "w1") is None
+        assert workflows.get(quick.rt, workflows.reference(cls, "w1")) is None
 
     def test_what_can_not_be_stored_stores_nothing(self, sqlite_url: str):
         """Params above the limit, metadata that is no JSON."""
@@ -121,7 +121,7 @@ class TestStart:
                 DESK.run_workflow(Bare, {}, metadata={"a": "x" * 200}, workflow_id="w1")
             with pytest.raises(NotSerializable):
                 DESK.run_workflow(Bare, {}, metadata={"a": object()}, workflow_id="w1")
-            assert t.workflow(Bare, "w1") is None
+            assert workflows.get(t.rt, workflows.reference(Bare, "w1")) is None
 
     def test_one_id_is_one_run(self, t: ThinkTest):
         """A5: the same id again gives the same run back, also when it has ended; `on_conflict="raise"` on request."""
@@ -170,7 +170,7 @@ class TestStart:
 
         with pytest.raises(RuntimeError):
             t.rt.db.transact(lambda tx: work(tx, True))
-        assert t.workflow(Bare, "w1") is None
+        assert workflows.get(t.rt, workflows.reference(Bare, "w1")) is None
 
         t.rt.db.transact(lambda tx: work(tx, False))
         t.run_until_idle()
@@ -189,7 +189,7 @@ class TestStart:
             start(t.rt, None)
 
             assert [knock.queue for knock in heard] == [queue]
-            assert t.workflow("Flow", "w1").queue == queue
+            assert workflows.get(t.rt, WorkflowRef("Flow", "w1")).queue == queue
 
 
 class TestClasses:
@@ -281,7 +281,7 @@ class TestKnocks:
         workflows.start(t.rt, AgentRef("Nobody", "x"), "Flow", workflow_id="w1")
 
         assert workflows.advance(t.rt, "Flow", "w1").word == "unknown-class"
-        assert t.workflow("Flow", "w1").attempts == 0
+        assert workflows.get(t.rt, WorkflowRef("Flow", "w1")).attempts == 0
 
     def test_another_version_is_left_to_a_worker_that_has_it(self, t: ThinkTest, caplog):
         """Design §7: a run of a version that a worker lacks stays queued; with the old code it goes on."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from think_celery.demo.reports import Report, from_prompt
 from think_celery.demo.rules import draft_of, same_reports, summary_of, words_to_search
+from think_celery.protocols import FINAL_ANSWER
 
-FINAL_ANSWER = "think_final_answer"
 SEARCH = "search_reports"
 
 Json = Mapping[str, Any]

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from think_celery.errors import InvalidFinalAnswer
-from think_celery.protocols import ForcedTool, JsonSchema, ToolChoice, ToolSpec
+from think_celery.protocols import FINAL_ANSWER, ForcedTool, JsonSchema, ToolChoice, ToolSpec
 from think_celery.schemas import check_answer
 
-FINAL_ANSWER = "think_final_answer"
 DESCRIPTION = (
     "Give your final answer. Call it once, when the work is done, with the complete answer as its arguments. "
     "It ends your turn."

@@ -52,6 +52,8 @@ class LiveEvent:
     ``type`` is that of a UI message chunk (``text-delta``, ``tool-input-available``, ``tool-output-available``,
     …) or one of ``snapshot`` (a message as it is stored now: what was shown of it before is void), ``reset``
     (what was shown of the message is void) and ``done`` (the turn is stored as ended; ``data["status"]``).
+    ``text`` is the piece of a ``text-delta``, or the whole text of a ``snapshot``; else it is empty. ``data`` is
+    the chunk itself; of a ``snapshot`` it is the message as ``UIMessage.to_dict()`` gives it.
     """
 
     type: str

@@ -44,7 +44,11 @@ class Submission:
         return self.submission_id
 
     def message(self) -> UIMessage | None:
-        """The answer, read afresh: ``None`` as long as nothing of it is stored."""
+        """The answer, read afresh: ``None`` as long as nothing of it is stored.
+
+        Raises:
+            SubmissionNotFound: The submission was deleted meanwhile.
+        """
         row = submissions.require(self._rt, self.submission_id)
         if row.message_id is None:
             return None

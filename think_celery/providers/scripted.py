@@ -15,6 +15,7 @@ from typing import Any
 from think_celery.errors import ModelAborted, ModelError
 from think_celery.messages import ToolPart
 from think_celery.protocols import (
+    FINAL_ANSWER,
     Finish,
     ForcedTool,
     ModelEvent,
@@ -28,7 +29,6 @@ from think_celery.protocols import (
 from think_celery.providers.toolcalls import UniqueIds
 from think_celery.signals import AbortSignal
 
-FINAL_ANSWER = "think_final_answer"
 _LONGEST_LISTING = 20
 
 
