@@ -26,7 +26,7 @@ MOST_IDLE = 64  # per origin
 _clock = SystemClock()
 
 
-class Line:
+class Connection:
     """A client with at most one connection, in use by one request at a time."""
 
     def __init__(self, client: httpx.Client) -> None:
@@ -78,41 +78,41 @@ class Line:
             response.close()
 
 
-class Lines:
-    """The idle lines of this process, by origin."""
+class Connections:
+    """The idle connections of this process, by origin."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[str, list[Line]] = {}
+        self._idle: dict[str, list[Connection]] = {}
 
     @contextmanager
-    def borrowed(self, url: str) -> Iterator[Line]:
-        """A line to the origin of *url*, for the length of the block.
+    def borrowed(self, url: str) -> Iterator[Connection]:
+        """A connection to the origin of *url*, for the length of the block.
 
-        A guard of the line must end before the block does, for then another request may get the line.
+        A guard of the connection must end before the block does, for then another request may get the connection.
         """
         parts = urlsplit(url)
         key = f"{parts.scheme}://{parts.netloc}"
-        line = self._take(key)
+        connection = self._take(key)
         try:
-            yield line
+            yield connection
         finally:
-            self._give_back(key, line)
+            self._give_back(key, connection)
 
-    def _take(self, key: str) -> Line:
+    def _take(self, key: str) -> Connection:
         with self._lock:
             idle = self._idle.get(key)
             if idle:
                 return idle.pop()
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEEP_SECONDS)
         # A proxy of the environment can't reach a model server of this machine: to it, loopback is itself.
-        return Line(httpx.Client(verify=_tls(), limits=limits, trust_env=not is_loopback(key)))
+        return Connection(httpx.Client(verify=_tls(), limits=limits, trust_env=not is_loopback(key)))
 
-    def _give_back(self, key: str, line: Line) -> None:
-        line.idle_since = now = _clock.elapsed()
+    def _give_back(self, key: str, connection: Connection) -> None:
+        connection.idle_since = now = _clock.elapsed()
         with self._lock:
             idle = self._idle.setdefault(key, [])
-            idle.append(line)
+            idle.append(connection)
             # The longest unused come first, for the last one given back is the first one taken.
             surplus = max(len(idle) - MOST_IDLE, 0)
             while surplus < len(idle) and idle[surplus].idle_since < now - KEEP_SECONDS:
@@ -124,7 +124,7 @@ class Lines:
 
 _tls_lock = threading.Lock()
 _tls_context: ssl.SSLContext | None = None
-_lines = Lines()
+_connections = Connections()
 
 
 def _tls() -> ssl.SSLContext:
@@ -138,13 +138,13 @@ def _tls() -> ssl.SSLContext:
 
 def _forget_parent() -> None:
     """A forked child must not talk through its parent's connections."""
-    global _lines, _tls_lock
-    _lines, _tls_lock = Lines(), threading.Lock()
+    global _connections, _tls_lock
+    _connections, _tls_lock = Connections(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_parent)
 
 
-def lines() -> Lines:
-    """This process's lines."""
-    return _lines
+def connections() -> Connections:
+    """This process's connections."""
+    return _connections

@@ -11,7 +11,7 @@ from think_celery.errors import ModelAborted, ModelError, NoModel
 from think_celery.messages import ToolPart
 from think_celery.protocols import ModelEvent, ModelRequest, ModelTimeouts
 from think_celery.providers import failures
-from think_celery.providers.connections import Line, lines
+from think_celery.providers.connections import Connection, connections
 from think_celery.providers.openai_request import request_body
 from think_celery.providers.openai_stream import Answer
 from think_celery.providers.permission import check_permitted
@@ -103,13 +103,13 @@ class OpenAIModel:
         except ModelError as error:
             raise self._named(error) from None
         if self._client is not None:
-            yield from self._ask(Line(self._client), content, request, signal)
+            yield from self._ask(Connection(self._client), content, request, signal)
         else:
-            with lines().borrowed(self._url) as line:
-                yield from self._ask(line, content, request, signal)
+            with connections().borrowed(self._url) as connection:
+                yield from self._ask(connection, content, request, signal)
 
     def _ask(
-        self, line: Line, content: bytes, request: ModelRequest, signal: AbortSignal
+        self, connection: Connection, content: bytes, request: ModelRequest, signal: AbortSignal
     ) -> Iterator[ModelEvent]:
         limits = request.timeouts
         waiting = f"no token came within {limits.first_token:g} s of the request (keep-alives are no tokens)"
@@ -119,9 +119,9 @@ class OpenAIModel:
             for part in message.parts
             if isinstance(part, ToolPart)
         )
-        with guard(line.cut, signal) as watched:
+        with guard(connection.cut, signal) as watched:
             try:
-                with line.post(
+                with connection.post(
                     self._url,
                     headers=self._headers,
                     content=content,
