@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent, runtime
 from think_celery.cli import main
-from think_celery.errors import ThinkError
+from think_celery.errors import NonRetryableError, ThinkError
 from think_celery.providers.scripted import say
 from think_celery.testing import ThinkTest, think_test
 
@@ -159,6 +159,27 @@ class TestWorkflows:
             ("approval", "waiting"),
         ]
         assert "prepare   do        done" in text
+
+    def test_it_shows_where_a_step_failed(self, t: ThinkTest, sqlite_url: str) -> None:
+        """Design §9: the table has the last frame of the recorded trace, JSON the whole of it."""
+
+        def pay() -> None:
+            raise NonRetryableError("no money")
+
+        class CliFailing(ThinkWorkflow):
+            def run(self, event: Any, step: Any) -> None:
+                step.do("pay", pay)
+
+        CliAgent("a").run_workflow(CliFailing, workflow_id="wf-1")
+        t.run_until_idle()
+
+        shown = as_json("workflows", "show", "wf-1", "--database-url", sqlite_url)
+        text = run("workflows", "show", "wf-1", "--database-url", sqlite_url).stdout
+
+        assert 'raise NonRetryableError("no money")' in shown["steps"][0]["trace"]
+        assert f'File "{__file__}", line ' in text
+        assert ", in pay" in text
+        assert 'raise NonRetryableError("no money")' not in text
 
     def test_a_paused_run_is_resumed_once(self, t: ThinkTest, sqlite_url: str, monkeypatch: Any) -> None:
         """A run that stopped because its code did not fit goes on when told; one that is not paused can't."""

@@ -95,7 +95,7 @@ def show(
     print_fields(_as_dict(row))
     click.echo()
     print_table(
-        ["step", "kind", "status", "attempts", "ended", "until", "error"],
+        ["step", "kind", "status", "attempts", "ended", "until", "raised at", "error"],
         [
             (
                 step.step,
@@ -104,6 +104,7 @@ def show(
                 step.attempts,
                 step.completed_at,
                 step.deadline_at if step.completed_at is None else None,
+                _raised_at(step.trace),
                 step.error if step.error_type is None else f"{step.error_type}: {step.error}",
             )
             for step in journal
@@ -187,6 +188,12 @@ def _as_dict(row: Any) -> dict[str, Any]:
     }
 
 
+def _raised_at(trace: str | None) -> str | None:
+    """The last frame of a trace, such as ``File "shop.py", line 12, in charge``."""
+    frames = [line.strip() for line in (trace or "").splitlines() if line.lstrip().startswith('File "')]
+    return frames[-1] if frames else None
+
+
 def _step_as_dict(step: Any) -> dict[str, Any]:
     return {
         "step": step.step,
@@ -195,6 +202,7 @@ def _step_as_dict(step: Any) -> dict[str, Any]:
         "attempts": step.attempts,
         "error_type": step.error_type,
         "error": step.error,
+        "trace": step.trace,
         "created_at": step.created_at,
         "completed_at": step.completed_at,
         "deadline_at": step.deadline_at,
