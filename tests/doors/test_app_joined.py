@@ -77,3 +77,22 @@ def test_outside_a_test_it_joins_the_applications(think: ThinkCelery):
 
     assert Cashier("a").inspect_submission(first.submission_id) is None
     assert Cashier("a").inspect_submission(second.submission_id) is not None
+
+
+def test_the_very_first_call_may_join(tmp_path: Path):
+    """Nobody migrates SQLite by hand: on a fresh file the tables are there when the transaction is joined."""
+    url = f"sqlite:///{tmp_path / 'fresh.db'}"
+    app = Celery("fresh", broker="memory://", set_as_current=False)
+    app.conf.think_database_url = url
+    before = set_current(None)
+    think = ThinkCelery(app)
+    try:
+        with Session(create_engine(url)) as session:
+            with think.joined(session):
+                submission = Cashier("a").submit_messages("Hello")
+            session.commit()
+
+        assert Cashier("a").inspect_submission(submission.submission_id) is not None
+    finally:
+        think.close()
+        set_current(before)

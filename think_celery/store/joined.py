@@ -44,6 +44,7 @@ def joined(db: Database, given: Joinable) -> Iterator[None]:
             f"{type(given).__name__} is no Session and no Connection of SQLAlchemy. With an AsyncSession or an "
             "AsyncConnection, join inside `await session.run_sync(lambda session: …)`"
         )
+    _ = db.engine  # on SQLite its first use makes our tables, where theirs must find them
     _check(db, source().conn)
     with db.joining(source):
         yield
