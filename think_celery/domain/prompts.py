@@ -14,7 +14,7 @@ from think_celery import schemas, serialization
 from think_celery.domain import hooks, inbox, submissions
 from think_celery.domain.journal import Asked, Failure, own_failure
 from think_celery.domain.replay import Replay
-from think_celery.domain.waits import Settled, wait
+from think_celery.domain.waits import Found, Settled, Wait, wait, waited_seconds
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
     DuplicateStep,
@@ -218,19 +218,14 @@ def _answer(
     span: timedelta | None,
     cancel_on_timeout: bool,
 ) -> Any:
-    if replay.is_done(asked):
-        value = replay.value(asked, asked.row.output)
-    else:
-        text = wait(
-            replay,
-            asked,
-            ready.event_type,
-            span,
-            late=lambda tx: _late(replay, tx, asked, ready, submission_id, span, cancel_on_timeout),
-            judge=lambda event: _judge(replay, ready, event),
-            any_time=True,  # an answer that is there counts: what the deadline ends is the waiting for it
-        )
-        value = replay.value(asked, text)
+    news = Wait(
+        event_type=ready.event_type,
+        timeout=span,
+        any_time=True,  # an answer that is there counts: what the deadline ends is the waiting for it
+        read=lambda _, event: _judge(replay, ready, event),
+        late=lambda tx, asked: _late(replay, tx, asked, ready, submission_id, span, cancel_on_timeout),
+    )
+    value = replay.value(asked, asked.row.output if replay.is_done(asked) else wait(replay, asked, news))
     answer, problems = schemas.read_output(ready.output, value)
     if problems:  # recorded as valid; the class of today refuses it
         raise _invalid(replay, ready, submission_id, problems)
@@ -279,7 +274,7 @@ def _late(
     submission_id: str,
     span: timedelta | None,
     cancel: bool,
-) -> Any:
+) -> Settled | Found:
     """The deadline has passed: cancel the turn; if it has ended already, its answer counts.
 
     Nobody can deliver the news meanwhile: delivery locks the workflow's row first, and this transaction
@@ -296,11 +291,10 @@ def _late(
         if row is not None and is_terminal(SubmissionStatus(row.status)):
             event = _take_news(replay, tx, ready, submission_id)
             if event is not None:
-                return event
-    seconds = asked.row.timeout_seconds if asked.row is not None else span and span.total_seconds()
-    workflow_id = replay.workflow.workflow_id
+                return Found(event)
+    seconds, workflow_id = waited_seconds(asked, span), replay.workflow.workflow_id
     return own_failure(
-        ThinkPromptTimeoutError(submission_id, status, workflow_id, ready.label, TIMED_OUT, seconds or 0.0)
+        ThinkPromptTimeoutError(submission_id, status, workflow_id, ready.label, TIMED_OUT, seconds)
     )
 
 

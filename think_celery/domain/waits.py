@@ -45,14 +45,21 @@ class Approval:
     metadata: Any = None
 
 
+Settled = str | Failure
+"""How a wait ended: with the text of its value, or with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The event that ends a wait."""
+
+    event: Any
+
+
 @dataclass(frozen=True, slots=True)
 class _Parked:
     inbox: int
     wake_at: datetime | None
-
-
-Settled = str | Failure
-"""How a wait ended: with the text of its value, or with an error."""
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -65,31 +72,18 @@ def wait_for_event(replay: Replay, name: str, type: str, timeout: Duration | Non
         raise StepMisuse(name, f"type={type!r}: an event's type is 1 to 200 printable characters.")
     span = None if timeout is None else as_timedelta(timeout, "timeout")
     asked = replay.ask(name, "event")
-    if not replay.is_done(asked):
-        return _received(
-            replay, asked, wait(replay, asked, type, span, take=_event_text, late=overdue(asked, span))
-        )
-    return _received(replay, asked, asked.row.output)
-
-
-def _event_text(event: Any) -> str:
-    # The payload's text is put in as it is: decoding it here could fail for a class of the user's.
-    sent_at = serialization.dumps(event.created_at, what="sent_at")
-    return f'{{"type":{json.dumps(event.type)},"payload":{event.payload},"sent_at":{sent_at}}}'
-
-
-def _received(replay: Replay, asked: Asked, text: str) -> ReceivedEvent:
+    text = (
+        asked.row.output
+        if replay.is_done(asked)
+        else wait(replay, asked, Wait(event_type=type, timeout=span))
+    )
     return ReceivedEvent(**replay.value(asked, text))
 
 
-def overdue(asked: Asked, span: timedelta | None) -> Callable[[Tx], Settled]:
-    """What to record when a wait's deadline passes."""
-
-    def late(_: Tx) -> Failure:
-        seconds = asked.row.timeout_seconds if asked.row is not None else span and span.total_seconds()
-        return own_failure(WorkflowTimeoutError(asked.ref.step, seconds or 0.0))
-
-    return late
+def _event_text(_: Asked, event: Any) -> str:
+    # The payload's text is put in as it is: decoding it here could fail for a class of the user's.
+    sent_at = serialization.dumps(event.created_at, what="sent_at")
+    return f'{{"type":{json.dumps(event.type)},"payload":{event.payload},"sent_at":{sent_at}}}'
 
 
 # --- approvals ------------------------------------------------------------------------------------
@@ -100,12 +94,9 @@ def wait_for_approval(replay: Replay, name: str, timeout: Duration | None) -> Ap
     replay.check(name)
     span = None if timeout is None else as_timedelta(timeout, "timeout")
     asked = replay.ask(name, "approval")
-    if not replay.is_done(asked):
-        text = wait(
-            replay, asked, APPROVAL, span, judge=lambda e: _decision(asked, e), late=overdue(asked, span)
-        )
-        return Approval(**replay.value(asked, text))
-    return Approval(**replay.value(asked, asked.row.output))
+    decision = Wait(event_type=APPROVAL, timeout=span, read=_decision)
+    text = asked.row.output if replay.is_done(asked) else wait(replay, asked, decision)
+    return Approval(**replay.value(asked, text))
 
 
 def _decision(asked: Asked, event: Any) -> Settled:
@@ -143,81 +134,82 @@ def sleep(replay: Replay, name: str, duration: Duration) -> None:
     replay.check(name)
     span = as_timedelta(duration, "duration")
     asked = replay.ask(name, "sleep")
-    if replay.is_done(asked):
-        return
-    wait(replay, asked, None, span, late=lambda _: "null")
+    if not replay.is_done(asked):
+        wait(replay, asked, Wait(timeout=span, late=lambda _, __: "null"))
 
 
 # --- the wait itself ------------------------------------------------------------------------------
 
 
-def wait(
-    replay: Replay,
-    asked: Asked,
-    event_type: str | None,
-    timeout: timedelta | None,
-    *,
-    late: Callable[[Tx], Any],
-    take: Callable[[Any], Settled] | None = None,
-    judge: Callable[[Any], Settled] | None = None,
-    any_time: bool = False,
-) -> str:
-    """Wait for an event of that type or the deadline, and return the text of the recorded value.
+def waited_seconds(asked: Asked, timeout: timedelta | None) -> float:
+    """How long a wait that is overdue has taken: as recorded, for today's code may ask for another timeout."""
+    if asked.row is not None:
+        return float(asked.row.timeout_seconds or 0)
+    return 0.0 if timeout is None else timeout.total_seconds()
 
-    Args:
-        replay: The pass.
-        asked: The wait's entry.
-        event_type: Whose first unread event ends the wait; ``None``: only the deadline does.
-        timeout: The deadline, counted from the first pass.
-        late: Called in the transaction that finds the deadline passed: how the wait ends, or an event row.
-        take: How an event ends the wait; runs no code of the user's, and so in the same transaction.
-        judge: The same for what may run such code: called between two transactions.
-        any_time: Whether an event counts that was sent after the deadline, too.
 
-    Raises:
-        Suspend: Neither has come.
-        WorkflowError: The recorded failure.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """What a step waits for.
+
+    The first unread event of ``event_type`` (``None``: of no type) that was sent by the deadline, ``timeout``
+    after the first pass, ends it; with ``any_time`` a later one does, too. ``read`` says how; it may run code
+    of the user's, and so it is called between two transactions. ``late`` is called in the transaction that
+    finds the deadline passed, and says how the wait ends, or finds the event after all.
     """
 
-    def look(tx: Tx, inbox: int) -> Any:
-        entry = asked.row
-        if entry is None:
-            entry = steps.insert(tx, asked.ref, StepStatus.WAITING, deadline=timeout)
-            replay.must(entry)
-        event = None
-        if event_type is not None:
-            until = None if any_time else entry.deadline_at
-            event = events.first_unread(tx, asked.ref.workflow_key, asked.ref.run, event_type, until)
-        if event is None and entry.deadline_at is not None and steps.is_due(tx, asked.ref):
-            ended = late(tx)
-            if isinstance(ended, str | Failure):
-                _settle(replay, tx, asked, ended)
-                return ended
-            event = ended
-        if event is None:
-            return _Parked(inbox, entry.deadline_at)
-        if take is None:
-            return event
-        ended = take(event)
-        _consume(replay, tx, asked, event, ended)
-        return ended
+    event_type: str | None = None
+    timeout: timedelta | None
+    any_time: bool = False
+    read: Callable[[Asked, Any], Settled] = _event_text
+    late: Callable[[Tx, Asked], Settled | Found] | None = None
 
-    found = replay.write(asked, look)
+
+def wait(replay: Replay, asked: Asked, what: Wait) -> str:
+    """Wait, and return the text of the recorded value.
+
+    Raises:
+        Suspend: Neither the event nor the deadline has come.
+        WorkflowError: The recorded failure.
+    """
+    found = replay.write(asked, lambda tx, inbox: _look(replay, tx, inbox, asked, what))
     replay.rt.failpoint(f"step:{asked.ref.step}:looked")
-    if isinstance(found, _Parked):
-        replay.park(asked, found.inbox, found.wake_at)
-    if not isinstance(found, str | Failure):
-        assert judge is not None
-        ended = judge(found)
-        replay.write(asked, lambda tx, _: _consume(replay, tx, asked, found, ended))
-        found = ended
+    match found:
+        case _Parked(inbox, wake_at):
+            replay.park(asked, inbox, wake_at)
+        case Found(event):
+            ended = what.read(asked, event)
+            replay.write(asked, lambda tx, _: _take(replay, tx, asked, event, ended))
+        case _:
+            ended = found
     replay.rt.failpoint(f"step:{asked.ref.step}:committed")
-    if isinstance(found, Failure):
-        raise replay.failed(asked, found, 1)
-    return found
+    if isinstance(ended, Failure):
+        raise replay.failed(asked, ended, 1)
+    return ended
 
 
-def _consume(replay: Replay, tx: Tx, asked: Asked, event: Any, ended: Settled) -> None:
+def _look(replay: Replay, tx: Tx, inbox: int, asked: Asked, what: Wait) -> Settled | Found | _Parked:
+    entry = asked.row
+    if entry is None:
+        entry = steps.insert(tx, asked.ref, StepStatus.WAITING, deadline=what.timeout)
+        replay.must(entry)
+    if what.event_type is not None:
+        until = None if what.any_time else entry.deadline_at
+        event = events.first_unread(tx, asked.ref.workflow_key, asked.ref.run, what.event_type, until)
+        if event is not None:
+            return Found(event)
+    if entry.deadline_at is None or not steps.is_due(tx, asked.ref):
+        return _Parked(inbox, entry.deadline_at)
+    if what.late is not None:
+        ended = what.late(tx, asked)
+    else:
+        ended = own_failure(WorkflowTimeoutError(asked.ref.step, waited_seconds(asked, what.timeout)))
+    if not isinstance(ended, Found):
+        _settle(replay, tx, asked, ended)
+    return ended
+
+
+def _take(replay: Replay, tx: Tx, asked: Asked, event: Any, ended: Settled) -> None:
     replay.must(events.consume(tx, event.seq, asked.ref.step))
     _settle(replay, tx, asked, ended)
 
