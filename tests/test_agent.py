@@ -10,7 +10,7 @@ import pytest
 import think_celery
 from tests.domain.flows import worker
 from think_celery.agent import Submission, Think
-from think_celery.domain import hooks, submissions
+from think_celery.domain import claims, hooks, submissions
 from think_celery.errors import (
     AsyncNotSupported,
     DuplicateName,
@@ -215,7 +215,7 @@ class TestHooks:
             for cls in (Modelled, Chosen, Unnamed):
                 agent = cls._bound_to(rt, "x")
                 submission = agent.submit_messages("Hi")
-                submissions.run(rt, submission.submission_id)
+                claims.run(rt, submission.submission_id)
                 done = agent.inspect_submission(submission.submission_id)
                 said.append(done.error or done.message().text)
 

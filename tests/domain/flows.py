@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from think_celery.agent import Think
 from think_celery.clock import SystemClock
-from think_celery.domain import recovery, workflows
+from think_celery.domain import advance, recovery, workflows
 from think_celery.domain.outcomes import Outcome
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -90,7 +90,7 @@ class Handle:
 
     def advance(self) -> Outcome:
         """Do what a worker does that is knocked for it."""
-        return workflows.advance(self.rt, self.ref.workflow, self.ref.workflow_id)
+        return advance.advance(self.rt, self.ref.workflow, self.ref.workflow_id)
 
 
 def start(

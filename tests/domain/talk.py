@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from think_celery.agent import Submission, Think
-from think_celery.domain import submissions
+from think_celery.domain import claims, submissions
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.submissions import Waiting
 from think_celery.events.writer import LiveWriter
@@ -151,7 +151,7 @@ class Running:
         rt.live = LiveWriter(rt.events, synchronous=True, limit_seconds=60)  # a slow machine loses no frame
         self.agent = agent_class._bound_to(rt, "a")
         self.submission = self.agent.submit_messages("Go")
-        self.outcome: Future[Outcome] = pool.submit(submissions.run, rt, self.submission.submission_id)
+        self.outcome: Future[Outcome] = pool.submit(claims.run, rt, self.submission.submission_id)
 
     def until(self, seen: Callable[[], Any]) -> None:
         """Wait until this is so."""

@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, die, echo, news, prompt, row, said
 from think_celery import tool
-from think_celery.domain import claims, recovery, submissions, turns
+from think_celery.domain import claims, recovery, turns
 from think_celery.errors import ModelError
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.signals import AbortController
@@ -32,7 +32,7 @@ def submit(name="s", agent=Clerk):
 def kill(t, *names):
     """Claim, and die at once, with each of these."""
     for name in names:
-        claimed = submissions.claim(t.rt, name)
+        claimed = claims.claim(t.rt, name)
         assert isinstance(claimed, turns.Claim), claimed
         die(t.rt)
         recovery.sweep(t.rt)
@@ -122,7 +122,7 @@ class TestOrderlyEnds:
         submit()
         for _ in range(8):
             t.rt.stopping.abort("the worker stops")
-            assert submissions.run(t.rt, "s").word == "handed-over"
+            assert claims.run(t.rt, "s").word == "handed-over"
             assert counters(t)[0] == 0
             t.rt.stopping = AbortController()
 
@@ -139,7 +139,7 @@ class TestOrderlyEnds:
         before = counters(t)[0]
         t.rt.stopping.abort("the worker stops")
 
-        submissions.run(t.rt, "s")
+        claims.run(t.rt, "s")
 
         assert (before, counters(t)[0]) == (4, 0)
 
@@ -154,7 +154,7 @@ class TestOrderlyEnds:
         kill(t, *["s"] * 4)
 
         assert progressed[::2] == (1, 0)
-        assert submissions.claim(t.rt, "s").error_type == "TooManyAttempts"
+        assert claims.claim(t.rt, "s").error_type == "TooManyAttempts"
 
     def test_claims_without_end_end_all_the_same(self, t):
         """engine §7: ``takeovers`` only grows; a row that goes round in circles ends at 100."""
@@ -163,8 +163,8 @@ class TestOrderlyEnds:
         change(t.rt, update(tables.submissions).values(takeovers=claims.MAX_TAKEOVERS - 1))
         t.rt.stopping.abort("the worker stops")
 
-        last = submissions.run(t.rt, "s").word
-        ended = submissions.run(t.rt, "s")
+        last = claims.run(t.rt, "s").word
+        ended = claims.run(t.rt, "s")
 
         assert (last, ended.error_type) == ("handed-over", "TooManyAttempts")
         assert "100 times" in row(t.rt, "s").error
@@ -213,5 +213,5 @@ class TestOrderlyEnds:
             Clerk("a").cancel_submission("s")
         before = row(t.rt, "s")
 
-        assert submissions.run(t.rt, "s").word == "ended-before"
+        assert claims.run(t.rt, "s").word == "ended-before"
         assert row(t.rt, "s") == before

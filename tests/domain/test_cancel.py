@@ -20,7 +20,7 @@ from tests.domain.crowd import (
     transaction,
     workers,
 )
-from think_celery.domain import recovery, submissions, turns
+from think_celery.domain import claims, recovery, turns
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.signals import AbortController
@@ -64,7 +64,7 @@ class TestEveryState:
         model = echo()
         t.use_model(model)
         submit("s", "next")
-        claimed = submissions.claim(t.rt, "s")
+        claimed = claims.claim(t.rt, "s")
         with t.rt.monitor.hold(claimed.lease, submission_id="s", seconds=100) as hold:
             cancel()
             t.rt.monitor.beat()
@@ -86,7 +86,7 @@ class TestEveryState:
         t.use_model(FunctionModel(play))
         submit("s", "next")
 
-        outcome = submissions.run(t.rt, "s")
+        outcome = claims.run(t.rt, "s")
         t.run_until_idle()
 
         assert outcome.word == "aborted"
@@ -108,7 +108,7 @@ class TestEveryState:
 
         t.use_model(FunctionModel(play))
         submit("s", "next")
-        assert submissions.run(t.rt, "s").word == "handed-over"
+        assert claims.run(t.rt, "s").word == "handed-over"
         t.rt.stopping = AbortController()
 
         cancel()
@@ -122,7 +122,7 @@ class TestEveryState:
         """B6: cancelled between a worker's death and the takeover: nobody runs it again; the line goes on."""
         t.use_model(echo())
         submit("s", "next")
-        submissions.claim(t.rt, "s")
+        claims.claim(t.rt, "s")
         die(t.rt)
 
         cancel()
@@ -147,7 +147,7 @@ class TestEveryState:
         """B6: the worker of a running one learns of it with its next beat."""
         with workers(database_url) as rt:
             clerk(rt).submit_messages("Hello", submission_id="s")
-            claimed = submissions.claim(rt, "s")
+            claimed = claims.claim(rt, "s")
 
             def child(number, ready):
                 return clerk(rt).cancel_submission("s", "elsewhere")
@@ -190,7 +190,7 @@ class TestFinishLine:
         for number in range(rounds):
             waits = prompt(t.rt, name=f"a{number}", text="hi", key=f"think-{number}")
             agent = clerk(t.rt, f"a{number}")
-            claimed = submissions.claim(t.rt, waits)
+            claimed = claims.claim(t.rt, waits)
             there = threading.Event()
             moment = MOMENTS[number % len(MOMENTS)]
             t.rt.failpoint = lambda point, at=moment, there=there: there.set() if point == at else None

@@ -22,7 +22,7 @@ from tests.domain.talk import (
     shape,
     talker,
 )
-from think_celery.domain import calls, submissions
+from think_celery.domain import calls, claims, submissions
 from think_celery.domain.requests import GO_ON
 from think_celery.errors import ModelAborted, ModelError
 from think_celery.protocols import Finish, TextDelta, Usage
@@ -209,7 +209,7 @@ class TestHandOver:
         with worker(database_url) as other:
             model = ScriptedModel(say(" there."))
             talker(model=model)
-            assert submissions.run(other, waiting.id).word == "completed"
+            assert claims.run(other, waiting.id).word == "completed"
         assert [m.text for m in model.requests[0].messages] == ["Go", "Hello", GO_ON]
         assert [m.text for m in running.agent.messages] == ["Go", "Hello there."]
         assert running.agent.messages[1].id == waiting.message_id
@@ -234,7 +234,7 @@ class TestHandOver:
         words = []
         for _ in range(9):
             t.rt.stopping = AbortController()
-            words.append(submissions.run(t.rt, "s").word)
+            words.append(claims.run(t.rt, "s").word)
 
         assert words == ["handed-over"] * 8 + ["completed"]
         assert ran == list(range(8))
@@ -254,9 +254,9 @@ class TestHandOver:
         t.use_model(model, agent)
         agent.submit_messages("Go", submission_id="s")
 
-        assert submissions.run(t.rt, "s").word == "handed-over"
+        assert claims.run(t.rt, "s").word == "handed-over"
         assert row(t.rt, agent.inspect_submission("s")).attempts == 0
-        assert submissions.run(t.rt, "s").word == "completed"
+        assert claims.run(t.rt, "s").word == "completed"
         assert agent.messages[1].text == "Hello"
 
     def test_of_a_turn_that_is_cancelled_just_then(self, t):
@@ -270,7 +270,7 @@ class TestHandOver:
 
         t.use_model(FunctionModel(respond), agent)
         agent.submit_messages("Go", submission_id="s")
-        outcome = submissions.run(t.rt, "s")
+        outcome = claims.run(t.rt, "s")
         t.script(agent, say("next"))
 
         ask(t, agent, "More")
@@ -292,8 +292,8 @@ class TestHandOver:
         t.rt.live.put = put
         agent.submit_messages("Go", submission_id="s")
 
-        assert submissions.run(t.rt, "s").word == "handed-over"
-        assert submissions.run(t.rt, "s").word == "completed"
+        assert claims.run(t.rt, "s").word == "handed-over"
+        assert claims.run(t.rt, "s").word == "completed"
         assert [roles(request) for request in model.requests] == [["user"]]
         assert agent.messages[1].text == "Whole."
 
@@ -316,12 +316,12 @@ class TestLostLease:
         t.use_model(FunctionModel(respond), agent)
         agent.submit_messages("Go", submission_id="s")
 
-        outcome = submissions.run(t.rt, "s")
+        outcome = claims.run(t.rt, "s")
 
         assert (outcome.word, outcome.ended) == ("lease-lost", False)
         assert [m.role for m in agent.messages] == ["user"]
         assert "done" not in kinds(t, agent)
-        assert submissions.run(t.rt, "s").word == "completed"
+        assert claims.run(t.rt, "s").word == "completed"
         assert agent.messages[1].text == "ours"
 
     def test_a_late_tool_result(self, t):
@@ -336,7 +336,7 @@ class TestLostLease:
         t.script(agent, call("slow"))
         agent.submit_messages("Go", submission_id="s")
 
-        assert submissions.run(t.rt, "s").word == "lease-lost"
+        assert claims.run(t.rt, "s").word == "lease-lost"
         assert shape(agent.messages[1]) == ["|", ("slow", {}, None)]
 
     def test_no_request_is_made_without_the_lease(self, quick):
@@ -352,7 +352,7 @@ class TestLostLease:
         quick.rt.failpoint = failpoint
         agent.submit_messages("Go", submission_id="s")
 
-        assert submissions.run(quick.rt, "s").word == "lease-lost"
+        assert claims.run(quick.rt, "s").word == "lease-lost"
         assert model.requests == []
 
     def test_nor_is_a_failed_one_repeated(self, quick):
@@ -368,7 +368,7 @@ class TestLostLease:
         quick.clock.sleep = sleep
         agent.submit_messages("Go", submission_id="s")
 
-        assert submissions.run(quick.rt, "s").word == "lease-lost"
+        assert claims.run(quick.rt, "s").word == "lease-lost"
         assert len(model.requests) == 1
 
 

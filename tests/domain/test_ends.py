@@ -16,7 +16,7 @@ from tests.domain.crowd import (
     transaction,
     wait_for_lock,
 )
-from think_celery.domain import lines, submissions, tick, turns
+from think_celery.domain import claims, lines, submissions, tick, turns
 from think_celery.store import tables
 from think_celery.testing import think_test
 
@@ -57,7 +57,7 @@ class TestEndsThatCross:
 
     def test_a_turn_ends_while_the_next_is_being_cancelled(self, queue):
         """R1: the end of the first finds the second being ended by a caller, waits, and goes on to the third."""
-        held = submissions.claim(queue.rt, "one")
+        held = claims.claim(queue.rt, "one")
         with transaction(queue.rt) as session:
             Clerk("a").cancel_submission("two")
             ending = threading.Thread(target=turns.run, args=(queue.rt, held))
@@ -72,7 +72,7 @@ class TestEndsThatCross:
 
     def test_the_next_is_cancelled_while_a_turn_ends(self, queue):
         """R1: a cancel of what is behind a head leaves the head to whoever ends that."""
-        held = submissions.claim(queue.rt, "one")
+        held = claims.claim(queue.rt, "one")
         cancelled = []
 
         def before_commit(point):
@@ -175,7 +175,7 @@ class TestEnds:
     def test_a_late_end_changes_nothing(self, t):
         """Promise 5: a turn that finishes after a cancel leaves the status and stores what it has said."""
         submit("one")
-        held = submissions.claim(t.rt, "one")
+        held = claims.claim(t.rt, "one")
         Clerk("a").cancel_submission("one", "stop")
 
         outcome = turns.run(t.rt, held)
@@ -187,10 +187,10 @@ class TestEnds:
     def test_a_line_is_given_back_once(self, t):
         """engine §2: whoever lost the line gives nothing back, and knocks nobody."""
         submit("one", "two")
-        held = submissions.claim(t.rt, "one")
+        held = claims.claim(t.rt, "one")
         die(t.rt)
         tick.run(t.rt)
-        other = submissions.claim(t.rt, "one")
+        other = claims.claim(t.rt, "one")
         t.lose_messages()
 
         assert not t.rt.db.transact(lambda tx: lines.free(t.rt, tx, held.lease))

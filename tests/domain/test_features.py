@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from tests.domain.talk import events
 from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, UIMessage, WorkflowEvent, tool
-from think_celery.domain import submissions
+from think_celery.domain import claims
 from think_celery.errors import InvalidValue, WorkflowExists, WorkflowNotFound
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -273,7 +273,7 @@ class TestTurns:
         if who == "after a restart":
             t.crash_at("turn:claimed")
             with pytest.raises(SimulatedCrash):
-                submissions.run(t.rt, asked.submission_id)
+                claims.run(t.rt, asked.submission_id)
             t.rt.monitor.forget_process()
             assert [s.status for s in Triager("issue-42").list_submissions()] == ["running"]
         elsewhere = runtime(database_url, t)

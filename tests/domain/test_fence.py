@@ -7,7 +7,7 @@ import pytest
 
 from tests.domain.crowd import Clerk, at_once, die, everything, line, wait_for_lock
 from think_celery import tool
-from think_celery.domain import recovery, submissions, turns
+from think_celery.domain import claims, recovery, turns
 from think_celery.errors import LeaseLost, ModelError
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call
@@ -42,7 +42,7 @@ class TestFence:
         def steal():
             die(t.rt)
             recovery.sweep(t.rt)
-            assert submissions.claim(t.rt, "s").attempt == 2
+            assert claims.claim(t.rt, "s").attempt == 2
             seen.append(everything(t.rt))
 
         Thief.steal = staticmethod(steal)
@@ -69,7 +69,7 @@ class TestFence:
 
         t.use_model(FunctionModel(lambda request: call("rob") if write == "tool" else play(request)), Thief)
         submit(t, agent=Thief)
-        claimed = submissions.claim(t.rt, "s")
+        claimed = claims.claim(t.rt, "s")
 
         outcome = turns.run(t.rt, claimed)
 
@@ -80,7 +80,7 @@ class TestFence:
         """P2: whoever takes the line away waits for a write that has begun; a check without lock would not do."""
         with think_test(database_url=postgres_url) as t:
             submit(t)
-            lease = submissions.claim(t.rt, "s").lease
+            lease = claims.claim(t.rt, "s").lease
             took = []
 
             def write(tx):
@@ -101,7 +101,7 @@ class TestFence:
         """engine §3: a turn that writes and a caller that submits to the same agent don't meet."""
         with think_test(database_url=postgres_url) as t:
             submit(t)
-            lease = submissions.claim(t.rt, "s").lease
+            lease = claims.claim(t.rt, "s").lease
 
             def write(tx):
                 lease_rows.fence(tx, lease)
@@ -114,11 +114,11 @@ class TestFence:
     def test_each_taking_raises_the_token(self, t):
         """engine §2: claim, takeover and reset raise it in the statement that takes the lease away."""
         submit(t)
-        tokens = [submissions.claim(t.rt, "s").lease.token]
+        tokens = [claims.claim(t.rt, "s").lease.token]
         die(t.rt)
         recovery.sweep(t.rt)
         tokens.append(line(t.rt, Clerk("a")).token)
-        tokens.append(submissions.claim(t.rt, "s").lease.token)
+        tokens.append(claims.claim(t.rt, "s").lease.token)
         t.rt.db.transact(lambda tx: line_rows.seize_line(tx, Clerk("a")._ref.id))
         tokens.append(line(t.rt, Clerk("a")).token)
 

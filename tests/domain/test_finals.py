@@ -20,7 +20,7 @@ from tests.domain.talk import (
     talker,
 )
 from tests.providers.server import ModelServer, text_frames, tool_call_frames
-from think_celery.domain import finals, submissions
+from think_celery.domain import claims, finals
 from think_celery.domain.submissions import Waiting
 from think_celery.protocols import ForcedTool, ToolSpec
 from think_celery.providers.openai import OpenAIModel
@@ -101,7 +101,7 @@ class TestTurn:
         waiting = Waiting(workflow_key="w", run=1, event_type="think-x")
 
         submission = submit_structured(t.rt, agent, waiting=waiting)
-        submissions.run(t.rt, submission.submission_id)
+        claims.run(t.rt, submission.submission_id)
 
         (stored,) = news(t)
         assert json.loads(stored.payload)["output"] == {"label": "ü"}

@@ -24,7 +24,7 @@ from tests.domain.crowd import (
     workers,
 )
 from tests.domain.flows import start
-from think_celery.domain import advance, leases, recovery, submissions, tick, turns
+from think_celery.domain import advance, claims, leases, recovery, tick, turns
 from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.store import leases as lease_rows
@@ -41,7 +41,7 @@ def submit(t, name="s", agent=Clerk):
 @pytest.fixture
 def held(t):
     """A claimed turn under the monitor's eyes."""
-    claimed = submissions.claim(t.rt, submit(t))
+    claimed = claims.claim(t.rt, submit(t))
     with t.rt.monitor.hold(claimed.lease, submission_id="s", seconds=100) as hold:
         yield hold
 
@@ -63,7 +63,7 @@ class TestRenewal:
                 agent.cancel_submission("two")
                 agent.cancel_submission("two")
 
-                ended = at_once(1, lambda _: submissions.claim(rt, "one"))[0]
+                ended = at_once(1, lambda _: claims.claim(rt, "one"))[0]
                 at_once(1, lambda _: rt.monitor.beat())
 
             assert turns.run(rt, ended).word == "completed"
@@ -114,8 +114,8 @@ class TestRenewal:
                 lambda: agent.submit_messages("More", submission_id="more"),
                 rt.monitor.beat,
                 lambda: tick.run(rt),
-                lambda: submissions.run(rt, "s"),
-                lambda: submissions.run(rt, "more"),
+                lambda: claims.run(rt, "s"),
+                lambda: claims.run(rt, "more"),
             ):
                 cut()
                 call()
@@ -126,7 +126,7 @@ class TestRenewal:
     def test_one_beat_for_all_the_work_in_hand(self, t):
         """engine §2: however many turns run, a beat is the same few statements, and one of them writes."""
         submit(t)
-        first = submissions.claim(t.rt, "s").lease
+        first = claims.claim(t.rt, "s").lease
 
         def statements(count):
             seen = []
@@ -195,7 +195,7 @@ class TestDeath:
         with workers(database_url) as rt:
             agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
-            claimed = submissions.claim(rt, "s")
+            claimed = claims.claim(rt, "s")
             answers = FORK.Queue()
 
             def child():
@@ -318,7 +318,7 @@ class TestSignals:
         with workers(postgres_url) as rt:
             agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
-            claimed = submissions.claim(rt, "s")
+            claimed = claims.claim(rt, "s")
             with rt.monitor.hold(claimed.lease, submission_id="s", seconds=-31) as hold:
                 with transaction(rt):
                     agent.cancel_submission("s")
@@ -331,7 +331,7 @@ class TestSignals:
     def test_the_workflow_is_told_of_a_timeout(self, t):
         """engine §6: the end of a turn that ignored its deadline is news as any other is."""
         waits = prompt(t.rt)
-        claimed = submissions.claim(t.rt, waits)
+        claimed = claims.claim(t.rt, waits)
         with t.rt.monitor.hold(claimed.lease, submission_id=waits, seconds=1):
             t.clock.advance(timedelta(seconds=40))
             t.rt.monitor.beat()
@@ -343,7 +343,7 @@ class TestLeasesWithoutWork:
     def test_one_that_nobody_works_under_is_given_up(self, t):
         """Giving a line back failed, or a claim's answer got lost: it does not stay held as long as we live."""
         t.use_model(FunctionModel(lambda _: say("Hi")))
-        submissions.claim(t.rt, submit(t))
+        claims.claim(t.rt, submit(t))
 
         for _ in range(4):
             t.clock.advance(timedelta(seconds=1))
@@ -356,7 +356,7 @@ class TestLeasesWithoutWork:
 
     def test_not_at_once(self, t):
         """Between its commit and the moment at which the work begins, a claim is nobody's: that is normal."""
-        lease = submissions.claim(t.rt, submit(t)).lease
+        lease = claims.claim(t.rt, submit(t)).lease
 
         t.rt.monitor.beat()
         t.clock.advance(timedelta(seconds=1))
@@ -386,7 +386,7 @@ class TestLeasesWithoutWork:
 
     def test_a_process_forgotten_long_ago(self, t):
         """What a process holds whose row is deleted by now is free, too: a line, and a workflow."""
-        submissions.claim(t.rt, submit(t))
+        claims.claim(t.rt, submit(t))
         handle = start(t.rt, lambda event, step: "done")
         advance.claim_run(t.rt, handle.ref)
         change(t.rt, update(tables.lines).values(process_id="nobody"))

@@ -18,7 +18,7 @@ from tests.domain.crowd import (
     said,
     transaction,
 )
-from think_celery.domain import submissions, tick, turns
+from think_celery.domain import claims, tick, turns
 from think_celery.domain.work import perform
 from think_celery.runtime import agent_classes
 from think_celery.store import tables
@@ -47,7 +47,7 @@ def submit(*names, agent="a"):
 
 def word(t, name):
     """What the task of a knock says."""
-    return submissions.run(t.rt, name).word
+    return claims.run(t.rt, name).word
 
 
 def statuses(t, *names):
@@ -111,7 +111,7 @@ class TestOrder:
         """Promise 4: while one agent's turn runs, those of others begin and end."""
         submit("mine")
         submit("yours", agent="b")
-        held = submissions.claim(t.rt, "mine")
+        held = claims.claim(t.rt, "mine")
 
         assert word(t, "yours") == "completed"
         assert turns.run(t.rt, held).word == "completed"
@@ -130,7 +130,7 @@ class TestKnocks:
     def test_each_reason_not_to_run_has_its_word(self, t):
         """engine §4: unknown, ended, held by another: nothing is changed and nothing is published."""
         submit("one", "two")
-        submissions.claim(t.rt, "one")
+        claims.claim(t.rt, "one")
         before = row(t.rt, "one")
         t.lose_messages()
 
@@ -144,7 +144,7 @@ class TestKnocks:
     def test_a_hundred_repeats_do_nothing(self, t):
         """FR-05: knocks for a turn that runs end at once, and none publishes another."""
         submit("one", "two")
-        held = submissions.claim(t.rt, "one")
+        held = claims.claim(t.rt, "one")
         t.lose_messages()
 
         assert {word(t, name) for name in ["one", "two"] * 50} == {"busy"}
@@ -181,7 +181,7 @@ class TestKnocks:
     def test_who_ends_a_turn_knocks_the_next(self, t):
         """P4: knocks that came while a turn ran were lost on it; its end looks again, after its commit."""
         submit("one")
-        held = submissions.claim(t.rt, "one")
+        held = claims.claim(t.rt, "one")
         submit("two")
         drain(t.rt, t._knocks)
 

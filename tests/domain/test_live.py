@@ -10,8 +10,8 @@ import pytest
 
 from tests.domain.flows import worker
 from tests.domain.talk import ask, now, shape, talker
+from think_celery.domain import claims
 from think_celery.domain import live as live_rules
-from think_celery.domain import submissions
 from think_celery.domain.live import Broadcast, LiveEvent
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.events.writer import LiveWriter
@@ -332,7 +332,7 @@ def test_done_means_visible(database_url, rounds):
         thread = threading.Thread(target=follow)
         thread.start()
         ready.wait(5)
-        words = [submissions.run(rt, submission.submission_id).word for submission in accepted]
+        words = [claims.run(rt, submission.submission_id).word for submission in accepted]
         thread.join(60)
 
         assert words == ["completed"] * rounds

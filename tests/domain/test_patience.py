@@ -15,7 +15,7 @@ import pytest
 from tests.domain.talk import now, talker
 from think_celery.agent import Think
 from think_celery.clock import SystemClock
-from think_celery.domain import submissions
+from think_celery.domain import claims
 from think_celery.domain.leases import Hold
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.patience import STOPPING_SECONDS, patiently
@@ -100,7 +100,7 @@ def run(url: str, agent_class: type[Think], texts: list[str] | None = None) -> t
     with hurried_worker(url) as rt:
         agent = agent_class._bound_to(rt, "a")
         submission = agent.submit_messages("Go")
-        outcome = submissions.run(rt, submission.submission_id)
+        outcome = claims.run(rt, submission.submission_id)
         if texts is not None:
             texts += [message.text for message in agent.messages]
         return outcome, now(agent, submission)

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from tests.domain.flows import DESK, Desk, Handle, begin, flow, start
-from think_celery.domain import conversation, outbox, submissions, workflows
+from think_celery.domain import claims, conversation, outbox, submissions, workflows
 from think_celery.domain.prompts import EVENT_TYPE
 from think_celery.errors import (
     ThinkPromptAbortedError,
@@ -416,7 +416,7 @@ class TestTimeout:
         t.script(Desk, answer({"title": "in time"}))
         workflow = start(t.rt, prompting(seen, timeout=10, cancel_on_timeout=cancel))
         workflow.advance()
-        submissions.run(t.rt, submission(t).id)
+        claims.run(t.rt, submission(t).id)
         t.lose_messages()
         t.clock.advance(timedelta(days=2))
         workflows.wake_due(t.rt, 10)
@@ -436,7 +436,7 @@ class TestTimeout:
         workflow.advance()
         t.lose_messages()
         t.clock.advance(timedelta(days=2))
-        submissions.run(t.rt, submission(t).id)
+        claims.run(t.rt, submission(t).id)
         t.run_until_idle()
 
         assert seen == [Draft(title="late")]
@@ -448,7 +448,7 @@ class TestTimeout:
         t.script(Desk, answer({"title": "in time"}))
         workflow = start(t.rt, prompting(seen, timeout=10))
         workflow.advance()
-        submissions.run(t.rt, submission(t).id)
+        claims.run(t.rt, submission(t).id)
         t.lose_messages()
         t.clock.advance(timedelta(seconds=20))
         t.crash_at(point)

@@ -21,7 +21,7 @@ from tests.domain.crowd import (
     wait_for_lock,
     workers,
 )
-from think_celery.domain import submissions, turns
+from think_celery.domain import claims, turns
 from think_celery.domain.work import perform
 from think_celery.errors import SubmissionConflict
 from think_celery.store import submissions as rows
@@ -67,7 +67,7 @@ class TestOneKey:
         first = everybody()
         with think_test(model := echo(), database_url=database_url) as t:
             for _ in range(3):
-                submissions.run(t.rt, first[0][0])
+                claims.run(t.rt, first[0][0])
         later = everybody()
         with think_test(database_url=database_url) as t:
             stored, messages = count(t.rt), said(Clerk("a"))
@@ -224,7 +224,7 @@ class TestOneWriter:
             name = f"s{number}"
             Clerk("a").submit_messages("Hello", submission_id=name)
 
-            outcomes = at_once(12, lambda _, name=name: submissions.claim(t.rt, name))
+            outcomes = at_once(12, lambda _, name=name: claims.claim(t.rt, name))
 
             claimed = [outcome for outcome in outcomes if isinstance(outcome, turns.Claim)]
             assert len(claimed) == 1
@@ -242,7 +242,7 @@ class TestOneWriter:
             with workers(database_url) as rt:
                 rt.monitor.process_id()
                 ready()
-                outcomes = at_once(3, lambda who: submissions.claim(rt, ("one", "two")[who % 2]))
+                outcomes = at_once(3, lambda who: claims.claim(rt, ("one", "two")[who % 2]))
                 words = [getattr(outcome, "word", "claimed") for outcome in outcomes]
                 ready()  # a worker that has gone is dead, and its work anybody's
                 return words

@@ -19,7 +19,7 @@ from tests.domain.crowd import (
     transaction,
     wait_for_lock,
 )
-from think_celery.domain import conversation, submissions, tick, turns
+from think_celery.domain import claims, conversation, tick, turns
 from think_celery.domain.conversation import SKIPPED_BY_RESET
 from think_celery.errors import InsideTransaction
 from think_celery.protocols import TextDelta
@@ -51,7 +51,7 @@ class TestReset:
         t.run_until_idle()
         submit("running", "waiting", "last")
         submit("other", agent="b")
-        submissions.claim(t.rt, "running")
+        claims.claim(t.rt, "running")
 
         ended = reset(t)
 
@@ -69,7 +69,7 @@ class TestReset:
     def test_each_end_is_news(self, t):
         """A19, engine §6: the workflow behind a skipped or aborted prompt hears of it, in the same transaction."""
         running, waiting = prompt(t.rt, key="think-1"), prompt(t.rt, key="think-2")
-        submissions.claim(t.rt, running)
+        claims.claim(t.rt, running)
 
         reset(t)
 
@@ -90,7 +90,7 @@ class TestReset:
         t.use_model(FunctionModel(play))
         submit("one")
 
-        outcome = submissions.run(t.rt, "one")
+        outcome = claims.run(t.rt, "one")
 
         assert outcome.word == "lease-lost"
         assert [everything(t.rt)] == seen
@@ -98,7 +98,7 @@ class TestReset:
     def test_what_follows_runs_as_ever(self, t):
         """truth §1: the next submission runs normally, at once, in an empty conversation."""
         submit("one", "two")
-        submissions.claim(t.rt, "one")
+        claims.claim(t.rt, "one")
         reset(t)
 
         submit("three")
@@ -144,7 +144,7 @@ class TestReset:
             yield TextDelta("more")
 
         t.use_model(FunctionModel(play))
-        assert submissions.run(t.rt, "one").word == "handed-over"
+        assert claims.run(t.rt, "one").word == "handed-over"
         assert len(Clerk("a").messages) == 2
 
         reset(t)
@@ -170,7 +170,7 @@ class TestRaces:
                 resetting = threading.Thread(target=reset, args=(t,))
                 resetting.start()
                 wait_for_lock(t.rt)
-                claiming = threading.Thread(target=lambda: outcomes.append(submissions.run(t.rt, "one")))
+                claiming = threading.Thread(target=lambda: outcomes.append(claims.run(t.rt, "one")))
                 claiming.start()
             resetting.join(10)
             claiming.join(10)
@@ -192,7 +192,7 @@ class TestRaces:
                 elif who == 1:
                     submit(late)
                 else:
-                    submissions.run(t.rt, names[who - 2])
+                    claims.run(t.rt, names[who - 2])
 
             at_once(5, act)
             t.lose_messages()
@@ -210,7 +210,7 @@ def test_a_reset_and_a_turn_s_end_agree(t):
     for number in range(10):
         name = f"s{number}"
         submit(name)
-        claimed = submissions.claim(t.rt, name)
+        claimed = claims.claim(t.rt, name)
         at_once(2, lambda who, claimed=claimed: reset(t) if who else turns.run(t.rt, claimed))
         status, messages = str(row(t.rt, name).status), len(Clerk("a").messages)
         stories.add((status, messages))

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, clerk, count, news, prompt, row, said, transaction
-from think_celery.domain import outbox, submissions
+from think_celery.domain import claims, outbox, submissions
 from think_celery.errors import (
     EmptySubmission,
     InvalidMessage,
@@ -324,7 +324,7 @@ class TestDeleting:
     def test_an_id_of_before_is_another_submission(self, t):
         """A turn whose submission was cancelled, deleted and submitted anew can't end the new one."""
         Clerk("a").submit_messages("Hello", submission_id="s")
-        old = submissions.claim(t.rt, "s").row
+        old = claims.claim(t.rt, "s").row
         Clerk("a").cancel_submission("s")
         Clerk("a").delete_submission("s")
         Clerk("a").submit_messages("New", submission_id="s")

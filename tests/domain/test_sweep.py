@@ -24,7 +24,7 @@ from tests.domain.crowd import (
     transaction,
     workers,
 )
-from think_celery.domain import liveness, recovery, submissions, tick
+from think_celery.domain import claims, liveness, recovery, tick
 from think_celery.store import messages as message_rows
 from think_celery.store import processes, tables
 from think_celery.testing import think_test
@@ -46,7 +46,7 @@ def elsewhere(t, *names):
     claimed = []
     for name in names:
         Clerk(name).submit_messages("Hello", submission_id=name)
-        claimed.append(submissions.claim(t.rt, name))
+        claimed.append(claims.claim(t.rt, name))
     process_id = t.rt.monitor.forget_process()
     change(t.rt, update(tables.processes).where(tables.processes.c.id == process_id).values(host=ELSEWHERE))
     return process_id
@@ -150,7 +150,7 @@ class TestTwoLooks:
     def test_one_renews_before_one_judges(self, t):
         """P7: a worker that was held up itself does not find itself dead, nor its own work lost."""
         Clerk("a").submit_messages("Hello", submission_id="a")
-        lease = submissions.claim(t.rt, "a").lease
+        lease = claims.claim(t.rt, "a").lease
         with t.rt.monitor.hold(lease, submission_id="a", seconds=1000) as hold:
             pass_time(t, 40, 1, 1, 1)
 
@@ -254,7 +254,7 @@ class TestKnownDead:
             claimed = FORK.Event()
 
             def child():
-                submissions.claim(rt, "a")
+                claims.claim(rt, "a")
                 claimed.set()
                 signal.pause()
 
@@ -265,7 +265,7 @@ class TestKnownDead:
             worker.join(PATIENCE)
 
             freed = recovery.sweep(rt)
-            again = submissions.claim(rt, "a")
+            again = claims.claim(rt, "a")
 
         assert (freed, again.attempt) == (1, 2)
 
@@ -307,7 +307,7 @@ class TestFreeing:
     def test_a_line_without_a_running_turn_is_freed_too(self, t):
         """engine §2: its turn was cancelled, then its worker died: what it had said takes its place."""
         Clerk("a").submit_messages("Hello", submission_id="a")
-        claimed = submissions.claim(t.rt, "a")
+        claimed = claims.claim(t.rt, "a")
         partial = {
             "message_id": claimed.message_id,
             "role": "assistant",
@@ -328,7 +328,7 @@ class TestFreeing:
     def test_a_takeover_does_not_settle_what_goes_on(self, t):
         """engine §6: the message of a turn that will be taken over keeps waiting for its end."""
         Clerk("a").submit_messages("Hello", submission_id="a")
-        claimed = submissions.claim(t.rt, "a")
+        claimed = claims.claim(t.rt, "a")
         partial = {
             "message_id": claimed.message_id,
             "role": "assistant",

@@ -21,7 +21,7 @@ from tests.domain.crowd import (
 )
 from tests.domain.flows import start
 from think_celery import retries
-from think_celery.domain import recovery, submissions, tick, workflows
+from think_celery.domain import claims, recovery, tick, workflows
 from think_celery.domain.passes import each_row
 from think_celery.ids import AgentRef
 from think_celery.store import agents, processes, tables
@@ -165,7 +165,7 @@ class TestMissedKnocks:
         pass_on(t, 3)
         found = knocked(t)
         expected = row(t.rt, "one").knock_at
-        submissions.claim(t.rt, "one")
+        claims.claim(t.rt, "one")
         change(
             t.rt, update(tables.submissions).where(tables.submissions.c.id == "two").values(knock_at=expected)
         )
@@ -188,7 +188,7 @@ class TestMissedKnocks:
     def test_no_knock_while_the_line_is_held(self, t):
         """engine §4: a cancelled turn's worker still has the line; its end knocks, and the tick need not."""
         submit("one", "two")
-        submissions.claim(t.rt, "one")
+        claims.claim(t.rt, "one")
         Clerk("a").cancel_submission("one")
         t.lose_messages()
 
@@ -282,7 +282,7 @@ class TestNewBroker:
     def test_every_free_head_is_knocked_with_the_next_pass(self, t):
         """engine §4: the broker lost all it had; nobody waits for a distance that had grown to minutes."""
         submit("held", agent="h")
-        submissions.claim(t.rt, "held")
+        claims.claim(t.rt, "held")
         submit("behind", agent="h")
         submit("one", "two")
         submit("far", agent="f")
@@ -303,7 +303,7 @@ class TestNewBroker:
     def test_a_running_one_without_worker_too(self, t):
         """engine §4: one that was freed after a crash waits for its knock as any head does."""
         submit("one", "two")
-        submissions.claim(t.rt, "one")
+        claims.claim(t.rt, "one")
         change(t.rt, update(tables.lines).values(process_id=None))
         t.lose_messages()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.domain.talk import COMPLETED, ask, calls_of, crash_at_nth, shape, talker
-from think_celery.domain import submissions
+from think_celery.domain import claims, submissions
 from think_celery.errors import LeaseLost
 from think_celery.protocols import Finish, ToolCallComplete, Usage
 from think_celery.providers.scripted import FunctionModel, Scripted, call, say
@@ -81,7 +81,7 @@ class TestOutcomes:
         submission = agent.submit_messages("Go")
 
         with pytest.raises(KeyboardInterrupt):
-            submissions.run(quick.rt, submission.submission_id)
+            claims.run(quick.rt, submission.submission_id)
 
         row = submissions.get(quick.rt, submission.submission_id)
         assert (row.status, row.attempts) == ("pending", 0)
@@ -241,7 +241,7 @@ class TestAtOnce:
         script = iter(answers)
         agent = talker(*tools, model=FunctionModel(lambda request: next(script)))("a")
         row, _, _ = submissions.submit(rt, agent._ref, "Go")
-        outcome = submissions.run(rt, row.id)
+        outcome = claims.run(rt, row.id)
         found = agent._bound_to(rt, "a").inspect_submission(row.id)
         return outcome, found
 

@@ -234,7 +234,7 @@ class TestWhatTheUsersCodeMayDo:
     @pytest.mark.parametrize("hook", ["get_model", "get_system_prompt", "get_tools", "__init__"])
     def test_a_hook_that_raises_ends_the_turn_in_error(self, live, hook):
         """An exception of the agent's own code is the turn's error, and the next turn runs."""
-        from think_celery.domain import submissions
+        from think_celery.domain import claims, submissions
 
         agent = talker(model=FunctionModel(lambda request: say("fine")))
         broken = talker(model=FunctionModel(lambda request: say("fine")))
@@ -245,10 +245,10 @@ class TestWhatTheUsersCodeMayDo:
         first, _, _ = submissions.submit(live, agent("a")._ref, "one")
         second, _, _ = submissions.submit(live, agent("a")._ref, "two")
         setattr(broken, hook, fail)
-        outcome = submissions.run(live, first.id)
+        outcome = claims.run(live, first.id)
         talker(model=FunctionModel(lambda request: say("fine")))
 
-        again = submissions.run(live, second.id)
+        again = claims.run(live, second.id)
 
         assert (outcome.word, outcome.error_type) == ("error", "KeyError")
         assert submissions.get(live, first.id).error == "'no such tenant'"

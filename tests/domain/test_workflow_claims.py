@@ -393,7 +393,7 @@ class TestTick:
             DESK.send_workflow_event("Flow", "w1", type="go", payload=7)
         with pytest.raises(SimulatedCrash):
             DESK.run_workflow("Flow", workflow_id="w1")
-        assert workflows.advance(t.rt, "Flow", "w1").word == "parked"
+        assert advance.advance(t.rt, "Flow", "w1").word == "parked"
 
         assert workflows.adopt_early(t.rt) == 1
         t.run_until_idle()

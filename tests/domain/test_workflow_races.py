@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.domain.flows import DESK, Desk, Handle, flow, seize_of, start
-from think_celery.domain import outbox, submissions, tick, workflows
+from think_celery.domain import claims, outbox, submissions, tick, workflows
 from think_celery.errors import ThinkPromptTimeoutError, WorkflowTimeoutError
 from think_celery.ids import WorkflowRef
 from think_celery.providers.scripted import FunctionModel, answer
@@ -299,7 +299,7 @@ def test_a_prompts_end_and_its_deadline(live: Runtime):
         for _ in range(400):
             row = submissions.get_by_key(live, agent._ref, key)
             if row is not None:
-                submissions.run(live, row.id)
+                claims.run(live, row.id)
                 return
             threading.Event().wait(0.001)
 

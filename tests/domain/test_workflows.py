@@ -119,8 +119,9 @@ class TestStart:
                 DESK.run_workflow(Bare, {"a": "x" * 200}, workflow_id="w1")
             with pytest.raises(PayloadTooLarge):
                 DESK.run_workflow(Bare, {}, metadata={"a": "x" * 200}, workflow_id="w1")
-            with pytest.raises(NotSerializable):
-                DESK.run_workflow(Bare, {}, metadata={"a": object()}, workflow_id="w1")
+            for no_json in (object(), timedelta(1), float("nan")):
+                with pytest.raises(NotSerializable):
+                    DESK.run_workflow(Bare, {}, metadata={"a": no_json}, workflow_id="w1")
             assert workflows.get(t.rt, workflows.reference(Bare, "w1")) is None
 
     def test_one_id_is_one_run(self, t: ThinkTest):
@@ -280,7 +281,7 @@ class TestKnocks:
         flow(lambda event, step: "done")
         workflows.start(t.rt, AgentRef("Nobody", "x"), "Flow", workflow_id="w1")
 
-        assert workflows.advance(t.rt, "Flow", "w1").word == "unknown-class"
+        assert advance.advance(t.rt, "Flow", "w1").word == "unknown-class"
         assert workflows.get(t.rt, WorkflowRef("Flow", "w1")).attempts == 0
 
     def test_another_version_is_left_to_a_worker_that_has_it(self, t: ThinkTest, caplog):

@@ -16,7 +16,7 @@ from tests import servers
 from tests.domain.flows import worker
 from tests.domain.talk import shape, talker
 from tests.events.away import refuses, wait_until
-from think_celery.domain import submissions
+from think_celery.domain import claims
 from think_celery.domain.live import LiveEvent
 from think_celery.events.redis import RedisEventLog
 from think_celery.events.writer import LiveWriter
@@ -98,7 +98,7 @@ def begin(start: Start, url: str, pool: ThreadPoolExecutor) -> tuple[Slow, Follo
     rt, there = start(url), start(url)
     submission = agent._bound_to(rt, "a").submit_messages("Tell me")
     following = Following(agent._bound_to(there, "a").listen(submission.submission_id))
-    pool.submit(submissions.run, rt, submission.submission_id)
+    pool.submit(claims.run, rt, submission.submission_id)
     return model, following, pool.submit(following.run)
 
 
@@ -201,6 +201,6 @@ def test_done_means_visible(start, pool, redis_url, name):
 
     heard = pool.submit(lambda: [follow(n) for n in range(50)])
     for submission in accepted:
-        submissions.run(rt, submission.submission_id)
+        claims.run(rt, submission.submission_id)
 
     assert heard.result(60) == [("completed", ["|", f"answer to q{n}"]) for n in range(50)]

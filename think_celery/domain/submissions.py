@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from think_celery import serialization
 from think_celery.domain import knocks, lines
-from think_celery.domain.claims import claim as claim
-from think_celery.domain.claims import run as run
 from think_celery.errors import (
     NotSerializable,
     PayloadTooLarge,

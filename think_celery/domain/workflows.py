@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from think_celery import schemas, serialization
 from think_celery.domain import inbox, knocks
-from think_celery.domain.advance import WorkflowEvent, advance
 from think_celery.domain.passes import ROWS, each_row
-from think_celery.errors import NotSerializable, WorkflowError, WorkflowExists, WorkflowNotFound
+from think_celery.errors import WorkflowError, WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
-from think_celery.messages import json_value
 from think_celery.retries import knock_again_after
 from think_celery.runtime import workflow_classes
 from think_celery.states import WorkflowStatus
@@ -20,22 +18,6 @@ from think_celery.store.database import Tx
 
 if TYPE_CHECKING:
     from think_celery.runtime import Runtime
-
-__all__ = [
-    "WorkflowEvent",
-    "adopt_early",
-    "advance",
-    "find",
-    "get",
-    "knock_missed",
-    "output",
-    "reference",
-    "resume",
-    "send_event",
-    "start",
-    "wake_due",
-    "wake_unread",
-]
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -74,7 +56,8 @@ def start(
 
     Raises:
         UnknownClass: No workflow of that name is registered here.
-        InvalidValue: The params don't fit the workflow's params type, or can't be stored.
+        InvalidValue: The params don't fit the workflow's params type.
+        NotSerializable, PayloadTooLarge: The params or the metadata can't be stored.
         WorkflowExists: There is one of that id, and *on_conflict* is ``"raise"``.
         ValueError: *on_conflict* or the id is unfit.
     """
@@ -88,7 +71,7 @@ def start(
     limit = rt.settings.max_payload
     payload = given if kind is None else schemas.as_type(kind, given, f"The params of {name}")
     stored = serialization.dumps(payload, what="params", limit=limit)
-    kept = None if metadata is None else _as_json(metadata, limit)
+    kept = serialization.json_metadata(metadata, limit)
 
     def work(tx: Tx) -> bool:
         row = workflows.insert(
@@ -107,15 +90,6 @@ def start(
     if not rt.db.accept(work) and on_conflict == "raise":
         raise WorkflowExists(ref.workflow, ref.workflow_id)
     return ref.workflow_id
-
-
-def _as_json(metadata: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    try:
-        kept: dict[str, Any] = json_value(dict(metadata))
-    except ValueError as error:
-        raise NotSerializable("metadata", str(error), "Pass JSON values only.") from None
-    serialization.dumps(kept, what="metadata", limit=limit)
-    return kept
 
 
 def _started(rt: "Runtime", row: Any) -> None:

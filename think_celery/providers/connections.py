@@ -5,7 +5,6 @@ to stop while it still waits for that head must know its socket before. So each 
 that never has more than one connection.
 """
 
-import os
 import socket
 import ssl
 import threading
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from think_celery import forks
 from think_celery.clock import SystemClock
 from think_celery.protocols import ModelTimeouts
 from think_celery.providers.permission import is_loopback
@@ -142,7 +142,7 @@ def _forget_parent() -> None:
     _connections, _tls_lock = Connections(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+forks.in_child(_forget_parent)
 
 
 def connections() -> Connections:
