@@ -175,9 +175,9 @@ class Frame:
     submission_id: str
     message_id: str
     token: int
+    first: int
     n: int
     event: dict[str, Any]
-    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
@@ -54,6 +54,41 @@ def dumps(value: Any, *, what: str, limit: int | None = None) -> str:
     if limit is not None and len(text) > limit:
         raise PayloadTooLarge(what, len(text), limit)
     return text
+
+
+def json_metadata(value: Any, limit: int) -> dict[str, Any] | None:
+    """The metadata that a user has passed, as it is stored: a dict of JSON values and nothing else.
+
+    Raises:
+        TypeError: It is no dict.
+        NotSerializable: Something in it is no JSON value; the error names its path and a remedy.
+        PayloadTooLarge: Its JSON is longer than *limit* characters.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"metadata is a {type(value).__name__}; pass a dict of JSON values.")
+    kept = dict(value)
+    dumps(kept, what="metadata")
+    check_size("the metadata", kept, limit)
+    return kept
+
+
+def check_size(what: str, value: Any, limit: int) -> None:
+    """Make sure that this is plain JSON of no more than *limit* characters.
+
+    Raises:
+        NotSerializable: It is not JSON.
+        PayloadTooLarge: It is longer.
+    """
+    try:
+        size = len(json.dumps(value, allow_nan=False, separators=(",", ":")))
+    except (TypeError, ValueError) as error:
+        raise NotSerializable(
+            what, str(error), "Pass JSON values only: dicts, lists, texts, numbers."
+        ) from None
+    if size > limit:
+        raise PayloadTooLarge(what, size, limit)
 
 
 def loads(text: str) -> Any:

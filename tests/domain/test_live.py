@@ -27,11 +27,12 @@ def listen(t: Any, agent: Any, submission_id: str | None = None) -> Any:
 
 
 def frame(
-    t: Any, agent: Any, n: int, event: dict[str, Any], *, token: int = 1, first: int = 0, **ids: str
+    t: Any, agent: Any, n: int, event: dict[str, Any], *, token: int = 1, first: int | None = None, **ids: str
 ) -> None:
     """Put one frame into the log, as a writer may."""
     named = {"submission_id": "s", "message_id": "m", **ids}
-    t.rt.live.put(Frame(agent_id=agent._ref.id, token=token, n=n, first=first, event=event, **named))
+    first = n if first is None else first
+    t.rt.live.put(Frame(agent_id=agent._ref.id, token=token, first=first, n=n, event=event, **named))
 
 
 def delta(text: str) -> dict[str, Any]:
@@ -124,8 +125,9 @@ class TestOneTurn:
             assert not endless.is_set()
             if t.clock.elapsed() > 60:
                 endless.set()
+            n = int(t.clock.elapsed() * 1000)
             put(Frame(agent_id=agent._ref.id, submission_id=second.submission_id, message_id="x", token=9,
-                      n=int(t.clock.elapsed() * 1000), event=delta("…")))  # fmt: skip
+                      first=n, n=n, event=delta("…")))  # fmt: skip
 
         t.clock.sleep = chatter
 

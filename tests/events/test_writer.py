@@ -24,7 +24,9 @@ def text(n, delta, *, agent="a", message="m", token=1, kind="text-delta", **more
 
 
 def other(n, *, agent="a", message="m", token=1, **event):
-    return Frame(agent_id=agent, submission_id="s", message_id=message, token=token, n=n, event=event)
+    return Frame(
+        agent_id=agent, submission_id="s", message_id=message, token=token, first=n, n=n, event=event
+    )
 
 
 def spans(frames):

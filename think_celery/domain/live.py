@@ -39,6 +39,7 @@ class Broadcast:
                         submission_id=self._submission_id,
                         message_id=self._message_id,
                         token=self._token,
+                        first=self._n,
                         n=self._n,
                         event=event,
                     )
@@ -154,7 +155,7 @@ class _Seen:
         if len(self._last) > self.KEPT:
             del self._last[next(iter(self._last))]
         expected = n + 1 if frame.token == token else 1
-        missing = (frame.first or frame.n) > expected
+        missing = frame.first > expected
         if missing:
             self._holes.add(frame.message_id)
         if frame.event.get("type") == "restored":

@@ -1,6 +1,5 @@
 """Accept, claim, run, look up, cancel and delete turns."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from think_celery import serialization
 from think_celery.domain import knocks, lines
 from think_celery.errors import (
-    NotSerializable,
-    PayloadTooLarge,
     SubmissionConflict,
     SubmissionNotFound,
     ThinkError,
@@ -109,11 +106,12 @@ def accept(
     Raises:
         SubmissionConflict: Id and key refer to different submissions.
         PayloadTooLarge: The messages or the metadata are.
+        TypeError: The metadata is no dict.
         NotSerializable: The metadata isn't JSON.
     """
     stored = [message.to_dict() for message in messages]
-    _check_size("the messages", stored, rt.settings.max_payload)
-    _check_metadata(metadata, rt.settings.max_payload)
+    serialization.check_size("the messages", stored, rt.settings.max_payload)
+    kept = serialization.json_metadata(metadata, rt.settings.max_payload)
     chosen = submission_id or (submission_id_for(agent, idempotency_key) if idempotency_key else new_id())
     for _ in range(3):
         row = submissions.insert(
@@ -123,7 +121,7 @@ def accept(
             kind=kind,
             idempotency_key=idempotency_key,
             messages=stored,
-            metadata=metadata,
+            metadata=kept,
             fingerprint=fingerprint or payload_fingerprint(messages),
             structure=structure,
             workflow_key=None if waiting is None else waiting.workflow_key,
@@ -205,26 +203,6 @@ def _check_names(idempotency_key: Any, submission_id: Any) -> None:
 
 def _can_be_an_id(text: str) -> bool:
     return 1 <= len(text) <= 200 and text.isascii() and text.isprintable()
-
-
-def _check_metadata(metadata: Any, limit: int) -> None:
-    if metadata is None:
-        return
-    if not isinstance(metadata, dict):
-        raise TypeError(f"metadata is a {type(metadata).__name__}; pass a dict of JSON values.")
-    serialization.dumps(metadata, what="metadata")  # its errors name the path and a remedy
-    _check_size("the metadata", metadata, limit)
-
-
-def _check_size(what: str, value: Any, limit: int) -> None:
-    try:
-        size = len(json.dumps(value, allow_nan=False, separators=(",", ":")))
-    except (TypeError, ValueError) as error:
-        raise NotSerializable(
-            what, str(error), "Pass JSON values only: dicts, lists, texts, numbers."
-        ) from None
-    if size > limit:
-        raise PayloadTooLarge(what, size, limit)
 
 
 # --- looking, cancelling, deleting ----------------------------------------------------------------

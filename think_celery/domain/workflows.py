@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from think_celery import schemas, serialization
 from think_celery.domain import inbox, knocks
 from think_celery.domain.passes import ROWS, each_row
-from think_celery.errors import WorkflowError, WorkflowExists, WorkflowNotFound
+from think_celery.errors import WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
 from think_celery.retries import knock_again_after
 from think_celery.runtime import workflow_classes
@@ -67,9 +67,8 @@ def start(
     cls = workflow_classes.get(name)
     ref = reference(name, workflow_id if workflow_id is not None else f"wf_{new_id().replace('-', '')}")
     given = {} if params is None else params
-    kind = cls._params_type()
     limit = rt.settings.max_payload
-    payload = given if kind is None else schemas.as_type(kind, given, f"The params of {name}")
+    payload = schemas.as_type(cls._params_type(), given, f"The params of {name}")
     stored = serialization.dumps(payload, what="params", limit=limit)
     kept = serialization.json_metadata(metadata, limit)
 
@@ -193,22 +192,6 @@ def find(
         if name not in list(WorkflowStatus):
             raise ValueError(f"status={name!r} is none of {', '.join(WorkflowStatus)}.")
     return list(rt.db.look(lambda tx: workflows.find(tx, statuses=statuses, workflow=workflow, limit=limit)))
-
-
-def output(rt: "Runtime", ref: WorkflowRef) -> Any:
-    """What the workflow's ``run`` has returned.
-
-    Raises:
-        WorkflowNotFound: There is no such workflow.
-        WorkflowError: It is not complete; the text says how it stands.
-    """
-    row = get(rt, ref)
-    if row is None:
-        raise WorkflowNotFound(ref.workflow_id, ref.workflow)
-    if row.status != WorkflowStatus.COMPLETE:
-        why = "" if row.error_type is None else f": {row.error_type}: {row.error}"
-        raise WorkflowError(f"{ref} is {row.status}, so it has no output{why}")
-    return serialization.loads(row.output)
 
 
 def resume(rt: "Runtime", ref: WorkflowRef) -> bool:

@@ -1,9 +1,9 @@
 """Writes to the live log without ever making a turn wait.
 
 Frames are handed to one thread of the process, which gathers them for a moment, merges deltas that follow
-each other, and appends the rest in one go. A merged frame spans the numbers ``first`` to ``n``; every frame
-that is written has both. So within one message and token the numbers are without a gap, and a reader that
-meets one (``first`` is not its last ``n`` + 1) knows that frames were dropped, and takes a snapshot.
+each other, and appends the rest in one go. A merged frame spans the numbers ``first`` to ``n``. So within
+one message and token the numbers are without a gap, and a reader that meets one (``first`` is not its last
+``n`` + 1) knows that frames were dropped, and takes a snapshot.
 
 Frames are dropped while the log is slow or down: an append that fails or takes longer than its limit stops
 the writing for some seconds. They are dropped too when more are waiting than fit into the queue.
@@ -47,12 +47,8 @@ class LiveWriter:
         one that failed or took longer, *capacity* how many frames may wait.
         """
         self._log, self._synchronous = log, synchronous
-        self._gather, self._limit, self._rest, self._capacity = (
-            gather_seconds,
-            limit_seconds,
-            rest_seconds,
-            capacity,
-        )
+        self._gather_seconds, self._limit_seconds = gather_seconds, limit_seconds
+        self._rest_seconds, self._capacity = rest_seconds, capacity
         self._clock: Clock = clock or SystemClock()
         self._breaker = Breaker(self._clock, rest_seconds=rest_seconds)
         self._begin_empty()
@@ -111,7 +107,7 @@ class LiveWriter:
                 self._busy, self._gathering = False, True
                 self._changed.notify_all()
                 # The first frame after a pause is written at once; those that follow it are gathered.
-                left = self._gather - (self._clock.elapsed() - began)
+                left = self._gather_seconds - (self._clock.elapsed() - began)
                 self._changed.wait_for(lambda: self._hurry or self._closed, left)
                 self._gathering = False
 
@@ -127,7 +123,7 @@ class LiveWriter:
             self._stop_for_a_while("the live log can't be written", why)
             return
         took = self._clock.elapsed() - began
-        if took > self._limit:
+        if took > self._limit_seconds:
             self._stop_for_a_while(f"the live log took {took:.1f} s for one write")
         elif self._breaker.succeeded():
             logger.info("the live log is written again")
@@ -138,7 +134,7 @@ class LiveWriter:
             logger.warning(
                 "%s; listeners get nothing for %g s, then from the database%s",
                 problem,
-                self._rest,
+                self._rest_seconds,
                 f" ({why})" if why else "",
             )
 
@@ -154,7 +150,7 @@ class _Run:
     def takes(self, frame: Frame) -> bool:
         """Add the frame if it goes on where this one ends, and say whether it does."""
         mine, event = self.frame, frame.event
-        if (frame.first or frame.n) != self.n + 1 or len(event) != len(self._same) + 1:
+        if frame.first != self.n + 1 or len(event) != len(self._same) + 1:
             return False
         if (mine.message_id, mine.token, mine.submission_id) != (
             frame.message_id,
@@ -171,11 +167,11 @@ class _Run:
 
     def as_frame(self) -> Frame:
         event = {**self.frame.event, self.field: "".join(self.texts)}
-        return replace(self.frame, first=self.frame.first or self.frame.n, n=self.n, event=event)
+        return replace(self.frame, n=self.n, event=event)
 
 
 def merged(frames: Iterable[Frame]) -> list[Frame]:
-    """The same frames with deltas that follow each other within one agent made one, and ``first`` set."""
+    """The same frames with deltas that follow each other within one agent made one."""
     result: list[Frame | _Run] = []
     open_runs: dict[str, _Run] = {}  # the run that an agent's next frame may join
     for frame in frames:
@@ -188,5 +184,5 @@ def merged(frames: Iterable[Frame]) -> list[Frame]:
             result.append(run)
         else:
             open_runs.pop(frame.agent_id, None)
-            result.append(frame if frame.first else replace(frame, first=frame.n))
+            result.append(frame)
     return [entry.as_frame() if isinstance(entry, _Run) else entry for entry in result]
