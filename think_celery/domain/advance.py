@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from think_celery import serialization
 from think_celery.described import describe
@@ -30,14 +30,11 @@ from think_celery.errors import (
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.logs import trace_of
 from think_celery.retries import MISSED_AFTER, knock_again_after
-from think_celery.runtime import agent_classes, workflow_classes
+from think_celery.runtime import Runtime, agent_classes, workflow_classes
 from think_celery.states import WorkflowStatus
 from think_celery.store import leases, steps, workflows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -90,7 +87,7 @@ class Claim:
         return WorkflowRef(self.row.workflow, self.row.workflow_id)
 
 
-def advance(rt: "Runtime", workflow: str, workflow_id: str) -> Outcome:
+def advance(rt: Runtime, workflow: str, workflow_id: str) -> Outcome:
     """Take that workflow further if it waits for a worker, and say how it went."""
     claim = claim_run(rt, WorkflowRef(workflow, workflow_id))
     if isinstance(claim, Outcome):
@@ -115,7 +112,7 @@ def advance(rt: "Runtime", workflow: str, workflow_id: str) -> Outcome:
             attempts, journal = replay.attempts, outcome  # an event came while it parked: look again
 
 
-def claim_run(rt: "Runtime", ref: WorkflowRef) -> Claim | Outcome:
+def claim_run(rt: Runtime, ref: WorkflowRef) -> Claim | Outcome:
     """Take a run that waits for a worker, with one more attempt counted; else say why not."""
     process_id = rt.monitor.process_id()
 

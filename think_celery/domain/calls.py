@@ -9,14 +9,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from think_celery.errors import CallTimeout
 from think_celery.logs import trace_of
+from think_celery.runtime import Runtime
 from think_celery.signals import AbortSignal
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.calls")
 
@@ -107,7 +105,7 @@ def run(function: Callable[[], T]) -> Done[T] | Failed:
 
 
 def attempt(
-    rt: "Runtime",
+    rt: Runtime,
     function: Callable[[], T],
     *,
     timeout: float | None,
@@ -143,7 +141,7 @@ def attempt(
     return helper.take()
 
 
-def call(rt: "Runtime", function: Callable[[], T], *, timeout: float | None) -> T:
+def call(rt: Runtime, function: Callable[[], T], *, timeout: float | None) -> T:
     """Call *function* and return what it returns, or raise what it raises.
 
     Raises:
@@ -160,7 +158,7 @@ def call(rt: "Runtime", function: Callable[[], T], *, timeout: float | None) -> 
 
 
 def call_all(
-    rt: "Runtime",
+    rt: Runtime,
     functions: Sequence[Callable[[], Any]],
     *,
     signal: AbortSignal,

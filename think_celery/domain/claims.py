@@ -1,7 +1,7 @@
 """Claim a turn and run it: only when its time has come, and by one worker at a time."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.domain import conversation, lines, turns
 from think_celery.domain.outcomes import Outcome
@@ -9,28 +9,25 @@ from think_celery.domain.turns import Claim
 from think_celery.errors import InvalidMessage, NothingToAnswer, ThinkError, TooManyAttempts, UnreadableValue
 from think_celery.ids import AgentRef, new_id
 from think_celery.messages import UIMessage, as_messages
-from think_celery.runtime import agent_classes
+from think_celery.runtime import Runtime, agent_classes
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import agents, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Refused, Tx
 
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
-
 logger = logging.getLogger("think_celery.submissions")
 
 MAX_TAKEOVERS = 100
 
 
-def run(rt: "Runtime", submission_id: str) -> Outcome:
+def run(rt: Runtime, submission_id: str) -> Outcome:
     """Run that submission if its turn has come, and say how it went. It runs no other."""
     claimed = claim(rt, submission_id)
     return claimed if isinstance(claimed, Outcome) else turns.run(rt, claimed)
 
 
-def claim(rt: "Runtime", submission_id: str) -> Claim | Outcome:
+def claim(rt: Runtime, submission_id: str) -> Claim | Outcome:
     """Take the line for a submission whose turn has come; else say why not.
 
     In one transaction: the lease, ``running``, one more attempt, the id of the answer, and (once) the
@@ -61,7 +58,7 @@ def claim(rt: "Runtime", submission_id: str) -> Claim | Outcome:
 
 
 def _claim(
-    rt: "Runtime", tx: Tx, agent: AgentRef, submission_id: str, process_id: str, message_id: str
+    rt: Runtime, tx: Tx, agent: AgentRef, submission_id: str, process_id: str, message_id: str
 ) -> Claim | Outcome:
     line = line_rows.lock_line(tx, agent.id)
     if line is None:
@@ -119,7 +116,7 @@ def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
     return bool(transcript) and transcript[-1].role != "assistant"
 
 
-def _end_in_error(rt: "Runtime", tx: Tx, row: Any, error: ThinkError) -> Outcome:
+def _end_in_error(rt: Runtime, tx: Tx, row: Any, error: ThinkError) -> Outcome:
     name = type(error).__name__
     message_rows.settle_all(tx, row.agent_id)
     lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error))

@@ -2,21 +2,19 @@
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.domain import lines
 from think_celery.errors import InsideTransaction
 from think_celery.ids import AgentRef
 from think_celery.messages import Part, ReasoningPart, TextPart, ToolPart, UIMessage, dump_parts, load_parts
+from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import agents, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
 from think_celery.store.tables import UNPLACED
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.conversation")
 
@@ -50,13 +48,13 @@ def from_row(row: Any) -> UIMessage:
     )
 
 
-def history(rt: "Runtime", agent: AgentRef, *, finished_only: bool = False) -> list[UIMessage]:
+def history(rt: Runtime, agent: AgentRef, *, finished_only: bool = False) -> list[UIMessage]:
     """The agent's messages in order, read afresh. The message of a turn in progress stands last."""
     rows = rt.db.look(lambda tx: message_rows.of(tx, agent.id))
     return [from_row(row) for row in rows if not (finished_only and row.position == UNPLACED)]
 
 
-def get_message(rt: "Runtime", agent: AgentRef, message_id: str) -> UIMessage | None:
+def get_message(rt: Runtime, agent: AgentRef, message_id: str) -> UIMessage | None:
     """One message, or ``None``."""
     row = rt.db.look(lambda tx: message_rows.get(tx, agent.id, message_id))
     return None if row is None else from_row(row)
@@ -100,7 +98,7 @@ def says_something(parts: Sequence[Part]) -> bool:
     )
 
 
-def reset(rt: "Runtime", agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
+def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
     """Forget the conversation: end its unfinished turns, delete its messages, free its line.
 
     One transaction. Pending turns are skipped, a running one is aborted and its worker can write nothing

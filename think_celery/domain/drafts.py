@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from think_celery.domain import conversation
 from think_celery.domain.answers import Answer
@@ -10,13 +10,11 @@ from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
 from think_celery.messages import UIMessage, load_parts
 from think_celery.protocols import Finish
+from think_celery.runtime import Runtime
 from think_celery.store import messages as message_rows
 from think_celery.store import submissions
 from think_celery.store.database import Tx, is_away
 from think_celery.store.leases import fence
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.turns")
 
@@ -34,7 +32,7 @@ class Draft:
     Tools store their results from threads of their own; they take turns in doing so (see ``toolcalls``).
     """
 
-    def __init__(self, rt: "Runtime", hold: Hold, agent_id: str, submission_id: str, message_id: str) -> None:
+    def __init__(self, rt: Runtime, hold: Hold, agent_id: str, submission_id: str, message_id: str) -> None:
         self._rt, self._hold, self._agent_id = rt, hold, agent_id
         self._submission_id, self.message_id = submission_id, message_id
         self.answer = Answer()

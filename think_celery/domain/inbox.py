@@ -4,22 +4,20 @@ The workflow's row is locked before anything is put in: that is the order in whi
 holder that looks at its inbox has locked it, too. So it sees both the event and its count, or neither.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.domain import knocks
+from think_celery.runtime import Runtime
 from think_celery.states import OutboxStatus, WorkflowStatus
 from think_celery.store import events, outbox, workflows
 from think_celery.store.database import Tx
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 
 class SettledMeanwhile(Exception):
     """Another delivery was faster: this one changes nothing."""
 
 
-def take(rt: "Runtime", tx: Tx, news: Any) -> OutboxStatus:
+def take(rt: Runtime, tx: Tx, news: Any) -> OutboxStatus:
     """Put a piece of news into its workflow's inbox and wake the workflow; say what became of the news.
 
     It is dropped where the workflow is gone, has ended or is in a later run.
@@ -47,7 +45,7 @@ def take(rt: "Runtime", tx: Tx, news: Any) -> OutboxStatus:
     return status
 
 
-def put(rt: "Runtime", tx: Tx, workflow_key: str, woken: Any, **event: Any) -> None:
+def put(rt: Runtime, tx: Tx, workflow_key: str, woken: Any, **event: Any) -> None:
     """Put an event into the inbox of a workflow that was woken for it; ``None``: it does not exist yet."""
     events.insert(tx, workflow_key=workflow_key, run=events.EARLY if woken is None else woken.run, **event)
     if woken is None:
@@ -56,7 +54,7 @@ def put(rt: "Runtime", tx: Tx, workflow_key: str, woken: Any, **event: Any) -> N
         knock(rt, tx, woken)
 
 
-def knock(rt: "Runtime", tx: Tx, row: Any) -> None:
+def knock(rt: Runtime, tx: Tx, row: Any) -> None:
     """Knock for a workflow after this transaction, if it waits for a worker."""
     if row.status == WorkflowStatus.QUEUED:
         tx.after_commit(lambda: rt.knock(knocks.for_workflow(row)))
@@ -65,7 +63,7 @@ def knock(rt: "Runtime", tx: Tx, row: Any) -> None:
 # --- events that come before their workflow -------------------------------------------------------
 
 
-def _adopt_later(rt: "Runtime", tx: Tx, workflow_key: str) -> None:
+def _adopt_later(rt: Runtime, tx: Tx, workflow_key: str) -> None:
     """Look, after this transaction, whether the workflow of an early event has begun meanwhile."""
 
     def look() -> None:
@@ -75,7 +73,7 @@ def _adopt_later(rt: "Runtime", tx: Tx, workflow_key: str) -> None:
     tx.after_commit(look)
 
 
-def adopt(rt: "Runtime", workflow_key: str) -> bool:
+def adopt(rt: Runtime, workflow_key: str) -> bool:
     """Move events that came before their workflow into its inbox, and say whether there were any.
 
     Called after its commit by whoever starts a workflow and by whoever sends such an event: the later one
@@ -86,7 +84,7 @@ def adopt(rt: "Runtime", workflow_key: str) -> bool:
     return rt.db.transact(lambda tx: adopt_now(rt, tx, workflow_key))
 
 
-def adopt_now(rt: "Runtime", tx: Tx, workflow_key: str) -> bool:
+def adopt_now(rt: Runtime, tx: Tx, workflow_key: str) -> bool:
     """Do the same in this transaction."""
     row = workflows.wake(tx, workflow_key)
     if row is None:

@@ -10,21 +10,18 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from think_celery import forks
 from think_celery.domain import recovery
 from think_celery.domain.liveness import host_facts
 from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.ids import new_id
+from think_celery.runtime import Runtime
 from think_celery.signals import AbortController, AbortSignal
 from think_celery.states import SubmissionStatus
 from think_celery.store import leases, processes, submissions
 from think_celery.store.database import Database
 from think_celery.store.leases import Lease
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.leases")
 
@@ -88,7 +85,7 @@ class Hold:
 class Monitor:
     """This process in the database: its row, its beat, and the work that it has in hand."""
 
-    def __init__(self, rt: "Runtime") -> None:
+    def __init__(self, rt: Runtime) -> None:
         self.rt = rt
         # Its own connections: when all others wait for a caller's slow transaction, renewal must not.
         self.db = rt.db

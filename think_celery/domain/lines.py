@@ -1,23 +1,21 @@
 """The order of an agent's turns: how one ends, how the line is given back, and who is knocked next."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery import serialization
 from think_celery.described import MAX_ERROR, MAX_TYPE, storable
 from think_celery.domain import knocks
+from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines, outbox, submissions
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
-
 logger = logging.getLogger("think_celery.lines")
 
 
-def knock_head(rt: "Runtime", agent_id: str) -> None:
+def knock_head(rt: Runtime, agent_id: str) -> None:
     """Knock for the agent's next submission, if its line is free and it may run now.
 
     Called after a commit, in a fresh look: the head is whatever is visible now. Two knocks are harmless.
@@ -27,14 +25,14 @@ def knock_head(rt: "Runtime", agent_id: str) -> None:
         rt.knock(knocks.for_submission(head))
 
 
-def expect_next(rt: "Runtime", tx: Tx, agent_id: str) -> None:
+def expect_next(rt: Runtime, tx: Tx, agent_id: str) -> None:
     """Let the agent's head be knocked after this transaction, by us at once and else by the tick."""
     submissions.expect_knock(tx, agent_id)
     tx.after_commit(lambda: knock_head(rt, agent_id))
 
 
 def end(
-    rt: "Runtime",
+    rt: Runtime,
     tx: Tx,
     row: Any,
     status: SubmissionStatus,
@@ -70,7 +68,7 @@ def end(
 
 
 def tell_workflow(
-    rt: "Runtime",
+    rt: Runtime,
     tx: Tx,
     row: Any,
     status: SubmissionStatus,
@@ -105,7 +103,7 @@ def tell_workflow(
         tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, workflow_queue)))
 
 
-def free(rt: "Runtime", tx: Tx, lease: Lease) -> bool:
+def free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
     """Give a line back, and say whether it was still the holder's. The next head is expected and knocked."""
     if not lines.free_line(tx, lease):
         return False

@@ -3,18 +3,16 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from think_celery.domain import conversation
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, load_parts
 from think_celery.protocols import Cursor, Frame
+from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import submissions
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 POLL_SECONDS = 0.05
 SILENCE_SECONDS = 5.0
@@ -23,7 +21,7 @@ SILENCE_SECONDS = 5.0
 class Broadcast:
     """Writes one turn's frames. Never raises and never waits: the live log is a courtesy. Thread-safe."""
 
-    def __init__(self, rt: "Runtime", agent_id: str, submission_id: str, message_id: str, token: int) -> None:
+    def __init__(self, rt: Runtime, agent_id: str, submission_id: str, message_id: str, token: int) -> None:
         self._rt, self._agent_id, self._submission_id = rt, agent_id, submission_id
         self._message_id, self._token, self._n = message_id, token, 0
         self._lock = threading.Lock()  # tools show their results from threads of their own
@@ -64,7 +62,7 @@ class LiveEvent:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def listen(rt: "Runtime", agent: AgentRef, submission_id: str | None = None) -> Iterator[LiveEvent]:
+def listen(rt: Runtime, agent: AgentRef, submission_id: str | None = None) -> Iterator[LiveEvent]:
     """Follow an agent, or one of its submissions until that ends.
 
     Begins with what is stored of the answer so far. The end comes from the database, also when the live
@@ -90,7 +88,7 @@ def listen(rt: "Runtime", agent: AgentRef, submission_id: str | None = None) -> 
 
 
 def _follow(
-    rt: "Runtime", agent: AgentRef, submission_id: str | None, cursor: Cursor, stored: Sequence[LiveEvent]
+    rt: Runtime, agent: AgentRef, submission_id: str | None, cursor: Cursor, stored: Sequence[LiveEvent]
 ) -> Iterator[LiveEvent]:
     yield from stored
     seen = _Seen()
@@ -185,7 +183,7 @@ def _as_event(frame: Frame) -> LiveEvent:
     )
 
 
-def _snapshot(rt: "Runtime", agent: AgentRef, submission_id: str | None) -> Iterator[LiveEvent]:
+def _snapshot(rt: Runtime, agent: AgentRef, submission_id: str | None) -> Iterator[LiveEvent]:
     """The stored form of the message in the making (or of that submission's answer)."""
     if submission_id is None:
         head = rt.db.read(lambda tx: submissions.head(tx, agent.id))
@@ -204,7 +202,7 @@ def _snapshot(rt: "Runtime", agent: AgentRef, submission_id: str | None) -> Iter
         )
 
 
-def _ended(rt: "Runtime", submission_id: str) -> LiveEvent | None:
+def _ended(rt: Runtime, submission_id: str) -> LiveEvent | None:
     """The end of a turn, as the database has it; one that was deleted counts as ended."""
     row = rt.db.read(lambda tx: submissions.get(tx, submission_id))
     if row is not None and not is_terminal(SubmissionStatus(row.status)):

@@ -2,7 +2,7 @@
 
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.described import describe
 from think_celery.domain import inbox, knocks
@@ -10,19 +10,17 @@ from think_celery.domain.outcomes import Outcome
 from think_celery.domain.passes import each_row
 from think_celery.logs import trace_of
 from think_celery.retries import LONGEST_AGAIN, doubled, knock_again_after
+from think_celery.runtime import Runtime
 from think_celery.states import OutboxStatus
 from think_celery.store import outbox
 from think_celery.store.database import Tx
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.outbox")
 
 FIRST_RETRY = timedelta(seconds=1)
 
 
-def deliver(rt: "Runtime", outbox_id: str) -> Outcome:
+def deliver(rt: Runtime, outbox_id: str) -> Outcome:
     """Put the news into its workflow's inbox and wake the workflow; once, however often this is called.
 
     News for a workflow that is gone, has ended or is in a later run is dropped. A delivery that fails is
@@ -45,7 +43,7 @@ def deliver(rt: "Runtime", outbox_id: str) -> Outcome:
     return Outcome("delivered" if word is OutboxStatus.DELIVERED else "dropped", ended=True, row=outbox_id)
 
 
-def _failed(rt: "Runtime", news: Any, error: Exception) -> None:
+def _failed(rt: Runtime, news: Any, error: Exception) -> None:
     error_type, text = describe(error)
     after = doubled(FIRST_RETRY, news.attempts, LONGEST_AGAIN)
     logger.warning("news %s could not be delivered (%s); next try in %s", news.id, error_type, after)
@@ -59,7 +57,7 @@ def _failed(rt: "Runtime", news: Any, error: Exception) -> None:
         )
 
 
-def knock_missed(rt: "Runtime", limit: int) -> int:
+def knock_missed(rt: Runtime, limit: int) -> int:
     """Knock again for news whose knock seems lost or whose next try is due, and say how often."""
 
     def work(tx: Tx, news: Any) -> bool:

@@ -2,14 +2,12 @@
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from think_celery.domain.leases import LET_GO_SECONDS, Hold
 from think_celery.errors import LeaseLost
+from think_celery.runtime import Runtime
 from think_celery.store.database import is_away
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.leases")
 
@@ -20,7 +18,7 @@ STOPPING_SECONDS = 5.0
 """How long a process that is told to stop waits; whoever takes its work over finds what is stored."""
 
 
-def patiently(rt: "Runtime", hold: Hold, work: Callable[[], T]) -> T:
+def patiently(rt: Runtime, hold: Hold, work: Callable[[], T]) -> T:
     """Do *work*, and do it again while the database is away. It must be safe to repeat.
 
     A commit whose answer was lost is met by the fence: if it freed the line, the repeat finds the lease gone.

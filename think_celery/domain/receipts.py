@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.clock import to_microseconds
 from think_celery.domain import conversation, submissions
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage
+from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +34,7 @@ class Submission:
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
-    _rt: "Runtime" = field(repr=False, compare=False)
+    _rt: Runtime = field(repr=False, compare=False)
 
     @property
     def request_id(self) -> str:
@@ -77,9 +75,7 @@ def _milliseconds(moment: datetime | None) -> int | None:
     return None if moment is None else to_microseconds(moment) // 1000
 
 
-def as_submission(
-    rt: "Runtime", row: Any, *, accepted: bool = False, same_payload: bool = True
-) -> Submission:
+def as_submission(rt: Runtime, row: Any, *, accepted: bool = False, same_payload: bool = True) -> Submission:
     return Submission(
         submission_id=row.id,
         agent=AgentRef(row.agent_class, row.agent_name),

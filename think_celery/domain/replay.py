@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from think_celery import serialization
 from think_celery.domain.journal import Asked, Failure, Journal, recorded_error
@@ -28,13 +28,11 @@ from think_celery.errors import (
 )
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.logs import trace_of
+from think_celery.runtime import Runtime
 from think_celery.signals import AbortSignal
 from think_celery.states import StepStatus
 from think_celery.store import leases, steps, workflows
 from think_celery.store.database import Tx
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -86,7 +84,7 @@ class Stop:
 class Replay:
     """The state of one pass. ``attempts`` is the claim's; it falls to 1 when the pass makes progress."""
 
-    rt: "Runtime"
+    rt: Runtime
     workflow: WorkflowRef
     run: int
     agent: AgentRef

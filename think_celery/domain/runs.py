@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery import serialization
 from think_celery.domain import workflows as domain
 from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.runtime import Runtime
 from think_celery.states import WorkflowStatus
 from think_celery.store import workflows
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +51,7 @@ class WorkflowRun:
         return str(WorkflowRef(self.workflow, self.workflow_id))
 
 
-def find_row(rt: "Runtime", workflow_id: str, workflow: Any = None) -> Any:
+def find_row(rt: Runtime, workflow_id: str, workflow: Any = None) -> Any:
     """The row of the workflow of that id, of whatever class it is unless *workflow* says it.
 
     Raises:
@@ -70,7 +68,7 @@ def find_row(rt: "Runtime", workflow_id: str, workflow: Any = None) -> Any:
     return found[0]
 
 
-def look_up(rt: "Runtime", workflow_id: str, workflow: Any = None) -> WorkflowRun:
+def look_up(rt: Runtime, workflow_id: str, workflow: Any = None) -> WorkflowRun:
     """The workflow of that id, as it stands now. Raises what :func:`find_row` raises."""
     row = find_row(rt, workflow_id, workflow)
     return WorkflowRun(
@@ -90,7 +88,7 @@ def look_up(rt: "Runtime", workflow_id: str, workflow: Any = None) -> WorkflowRu
     )
 
 
-def resume(rt: "Runtime", workflow_id: str, workflow: Any = None) -> bool:
+def resume(rt: Runtime, workflow_id: str, workflow: Any = None) -> bool:
     """Let a paused workflow go on, and say whether it was paused. Raises what :func:`find_row` raises."""
     row = find_row(rt, workflow_id, workflow)
     return domain.resume(rt, WorkflowRef(row.workflow, row.workflow_id))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery import serialization
 from think_celery.domain import knocks, lines
@@ -15,13 +15,11 @@ from think_celery.errors import (
 )
 from think_celery.ids import AgentRef, new_id, submission_id_for
 from think_celery.messages import Messages, UIMessage, as_messages
+from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import messages as message_rows
 from think_celery.store import outbox, submissions
 from think_celery.store.database import Tx
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.submissions")
 
@@ -44,7 +42,7 @@ class Waiting:
 
 
 def submit(
-    rt: "Runtime",
+    rt: Runtime,
     agent: AgentRef,
     messages: Messages,
     *,
@@ -85,7 +83,7 @@ def submit(
 
 
 def accept(
-    rt: "Runtime",
+    rt: Runtime,
     tx: Tx,
     agent: AgentRef,
     messages: Sequence[UIMessage],
@@ -142,7 +140,7 @@ def accept(
     )
 
 
-def _knock_accepted(rt: "Runtime", row: Any) -> None:
+def _knock_accepted(rt: Runtime, row: Any) -> None:
     rt.failpoint("submit:committed")
     rt.knock(knocks.for_submission(row))
 
@@ -208,14 +206,14 @@ def _can_be_an_id(text: str) -> bool:
 # --- looking, cancelling, deleting ----------------------------------------------------------------
 
 
-def get(rt: "Runtime", submission_id: str) -> Any:
+def get(rt: Runtime, submission_id: str) -> Any:
     """The row of a submission, or ``None``."""
     if not _can_be_an_id(submission_id):  # comes from outside, perhaps, and not every text fits a database
         return None
     return rt.db.look(lambda tx: submissions.get(tx, submission_id))
 
 
-def get_by_key(rt: "Runtime", agent: AgentRef, idempotency_key: str) -> Any:
+def get_by_key(rt: Runtime, agent: AgentRef, idempotency_key: str) -> Any:
     """The row of an agent's submission with that key, or ``None``."""
     if not idempotency_key.isprintable():
         return None
@@ -223,7 +221,7 @@ def get_by_key(rt: "Runtime", agent: AgentRef, idempotency_key: str) -> Any:
 
 
 def find(
-    rt: "Runtime",
+    rt: Runtime,
     agent: AgentRef | None,
     *,
     status: str | Sequence[str] | None = None,
@@ -245,14 +243,14 @@ def _statuses(given: str | Sequence[str]) -> list[str]:
     return [str(name) for name in names]
 
 
-def cancel_by_id(rt: "Runtime", submission_id: str, reason: str | None = None) -> bool:
+def cancel_by_id(rt: Runtime, submission_id: str, reason: str | None = None) -> bool:
     """End a submission as aborted, from any process, and say whether this call did."""
     if not _can_be_an_id(submission_id):
         return False
     return rt.db.accept(lambda tx: cancel(rt, tx, submission_id, reason))
 
 
-def cancel(rt: "Runtime", tx: Tx, submission_id: str, reason: str | None = None) -> bool:
+def cancel(rt: Runtime, tx: Tx, submission_id: str, reason: str | None = None) -> bool:
     """End a submission as aborted in this transaction, and say whether this call did.
 
     A running one keeps its line's lease: its worker sees the cancel within a second, stores the partial
@@ -267,7 +265,7 @@ def cancel(rt: "Runtime", tx: Tx, submission_id: str, reason: str | None = None)
     return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason)
 
 
-def delete(rt: "Runtime", submission_id: str) -> bool:
+def delete(rt: Runtime, submission_id: str) -> bool:
     """Delete an ended submission, and say whether there was one.
 
     Its messages stay in the transcript. Refused (False) while a workflow has not got its news.
@@ -283,7 +281,7 @@ def _delete(tx: Tx, submission_id: str) -> bool:
 
 
 def delete_all(
-    rt: "Runtime",
+    rt: Runtime,
     agent: AgentRef,
     *,
     status: str | Sequence[str] | None = None,
@@ -313,7 +311,7 @@ def delete_all(
     return deleted
 
 
-def require(rt: "Runtime", submission_id: str) -> Any:
+def require(rt: Runtime, submission_id: str) -> Any:
     """The row of a submission that must be there.
 
     Raises:

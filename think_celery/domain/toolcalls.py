@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from think_celery.described import describe
 from think_celery.domain import calls
@@ -16,10 +15,8 @@ from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
 from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled, Unwind
 from think_celery.messages import ToolPart
+from think_celery.runtime import Runtime
 from think_celery.tools import Tool, ToolContext, dump_result, parse_arguments
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.tools")
 
@@ -28,7 +25,7 @@ logger = logging.getLogger("think_celery.tools")
 class Scene:
     """What the calls of a step share. ``show`` lets listeners see what happens."""
 
-    rt: "Runtime"
+    rt: Runtime
     hold: Hold
     draft: Draft
     tools: Mapping[str, Tool]

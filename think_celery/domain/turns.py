@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery.described import describe
 from think_celery.domain import calls, conversation, finals, hooks, lines, recovery
@@ -32,15 +32,13 @@ from think_celery.logs import trace_of
 from think_celery.messages import ToolPart, UIMessage, dump_parts
 from think_celery.protocols import AgentHooks, Finish, Model, ModelRequest
 from think_celery.retries import Retry, jittered
+from think_celery.runtime import Runtime
 from think_celery.signals import AbortController
 from think_celery.states import SubmissionStatus
 from think_celery.store import submissions
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 from think_celery.tools import Tool
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.turns")
 
@@ -72,7 +70,7 @@ class _PutBack(Exception):
         self.after_seconds, self.failures = after_seconds, failures
 
 
-def run(rt: "Runtime", claim: Claim) -> Outcome:
+def run(rt: Runtime, claim: Claim) -> Outcome:
     """Run a claimed turn to its end, and say how it went."""
     seconds = rt.settings.turn_timeout_seconds
     with rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds) as hold:
@@ -86,7 +84,7 @@ def run(rt: "Runtime", claim: Claim) -> Outcome:
 class Turn:
     """A turn in progress."""
 
-    def __init__(self, rt: "Runtime", claim: Claim, hold: Hold) -> None:
+    def __init__(self, rt: Runtime, claim: Claim, hold: Hold) -> None:
         self.rt, self.claim, self.hold, self.row = rt, claim, hold, claim.row
         agent_id = claim.agent.id
         self.live = Broadcast(rt, agent_id, self.row.id, claim.message_id, claim.lease.token)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from think_celery import schemas, serialization
 from think_celery.domain import inbox, knocks
@@ -11,13 +11,10 @@ from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
 from think_celery.retries import knock_again_after
-from think_celery.runtime import workflow_classes
+from think_celery.runtime import Runtime, workflow_classes
 from think_celery.states import WorkflowStatus
 from think_celery.store import events, outbox, workflows
 from think_celery.store.database import Tx
-
-if TYPE_CHECKING:
-    from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -43,7 +40,7 @@ def reference(workflow: Any, workflow_id: str) -> WorkflowRef:
 
 
 def start(
-    rt: "Runtime",
+    rt: Runtime,
     agent: AgentRef,
     workflow: Any,
     params: Any = None,
@@ -91,7 +88,7 @@ def start(
     return ref.workflow_id
 
 
-def _started(rt: "Runtime", row: Any) -> None:
+def _started(rt: Runtime, row: Any) -> None:
     rt.failpoint("workflow:started")
     rt.knock(knocks.for_workflow(row))
     inbox.adopt(rt, row.key)
@@ -101,7 +98,7 @@ def _started(rt: "Runtime", row: Any) -> None:
 
 
 def send_event(
-    rt: "Runtime",
+    rt: Runtime,
     ref: WorkflowRef,
     *,
     type: str,
@@ -143,13 +140,13 @@ def _check_name(what: str, value: Any) -> None:
         )
 
 
-def _send_now(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
+def _send_now(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
     row = workflows.wake(tx, ref.key)
     rt.failpoint("event:woken")
     inbox.put(rt, tx, ref.key, row, type=type, payload=text, dedupe_key=dedupe_key)
 
 
-def _send_later(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
+def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
     row = workflows.get(tx, ref.key)
     queue = rt.settings.queue if row is None else row.queue
     outbox_id = outbox.insert(
@@ -168,13 +165,13 @@ def _send_later(rt: "Runtime", tx: Tx, ref: WorkflowRef, type: str, text: str, d
 # --- looking and resuming -------------------------------------------------------------------------
 
 
-def get(rt: "Runtime", ref: WorkflowRef) -> Any:
+def get(rt: Runtime, ref: WorkflowRef) -> Any:
     """The row of a workflow, or ``None``."""
     return rt.db.look(lambda tx: workflows.get(tx, ref.key))
 
 
 def find(
-    rt: "Runtime",
+    rt: Runtime,
     *,
     status: str | Sequence[str] | None = None,
     workflow: str | None = None,
@@ -194,7 +191,7 @@ def find(
     return list(rt.db.look(lambda tx: workflows.find(tx, statuses=statuses, workflow=workflow, limit=limit)))
 
 
-def resume(rt: "Runtime", ref: WorkflowRef) -> bool:
+def resume(rt: Runtime, ref: WorkflowRef) -> bool:
     """Let a paused workflow go on, and say whether it was paused.
 
     Raises:
@@ -216,20 +213,20 @@ def resume(rt: "Runtime", ref: WorkflowRef) -> bool:
 # --- the tick -------------------------------------------------------------------------------------
 
 
-def _woken(rt: "Runtime", tx: Tx, row: Any) -> bool:
+def _woken(rt: Runtime, tx: Tx, row: Any) -> bool:
     if row is None:
         return False
     inbox.knock(rt, tx, row)
     return True
 
 
-def wake_due(rt: "Runtime", limit: int) -> int:
+def wake_due(rt: Runtime, limit: int) -> int:
     """Queue the waiting runs whose time has come, and say how many."""
     due = rt.db.read(lambda tx: workflows.due(tx, limit))
     return each_row(rt, "wake a workflow", due, lambda tx, key: _woken(rt, tx, workflows.wake_due(tx, key)))
 
 
-def wake_unread(rt: "Runtime", limit: int) -> int:
+def wake_unread(rt: Runtime, limit: int) -> int:
     """Queue waiting runs that have events which they were not woken for, and say how many. A backstop."""
     found = rt.db.read(lambda tx: workflows.unread(tx, limit))
     return each_row(
@@ -237,7 +234,7 @@ def wake_unread(rt: "Runtime", limit: int) -> int:
     )
 
 
-def knock_missed(rt: "Runtime", limit: int) -> int:
+def knock_missed(rt: Runtime, limit: int) -> int:
     """Knock again for runs whose knock seems lost, and say how often. The distance doubles, up to 5 minutes."""
 
     def work(tx: Tx, missed: Any) -> bool:
@@ -251,7 +248,7 @@ def knock_missed(rt: "Runtime", limit: int) -> int:
     return each_row(rt, "knock for a workflow", rt.db.read(lambda tx: workflows.missed(tx, limit)), work)
 
 
-def adopt_early(rt: "Runtime", limit: int = ROWS) -> int:
+def adopt_early(rt: Runtime, limit: int = ROWS) -> int:
     """Give early events to the workflows that have begun meanwhile; drop those that waited for a day."""
     found = rt.db.read(lambda tx: events.adoptable(tx, limit))
     adopted = each_row(rt, "move early events", found, lambda tx, key: inbox.adopt_now(rt, tx, key))
