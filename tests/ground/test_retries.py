@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from think_celery.errors import InvalidDuration, InvalidValue
-from think_celery.retries import Retry, jittered, parse_retry_after
+from think_celery.retries import Retry, doubled, jittered, knock_again_after, parse_retry_after
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -101,3 +101,12 @@ def test_jitter_adds_up_to_a_quarter_and_never_takes_away():
 def test_retry_after_is_read_as_seconds_or_date(header, seconds):
     """FR-82: seconds and HTTP dates are honoured; a past date and garbage mean the normal backoff."""
     assert parse_retry_after(header, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"), [(0, 2), (1, 4), (7, 256), (8, 300), (60, 300), (61, 300), (10**9, 300)]
+)
+def test_a_distance_doubles_up_to_the_longest(times, seconds):
+    """engine §4: what is tried for ever is tried at growing distances; no number of times is too large."""
+    assert doubled(timedelta(seconds=2), times, timedelta(minutes=5)) == timedelta(seconds=seconds)
+    assert knock_again_after(times) == timedelta(seconds=seconds)
