@@ -7,8 +7,14 @@ import sys
 import think_celery
 
 FIRST_WORDS = {
+    "Approval",
+    "NonRetryableError",
+    "ReceivedEvent",
+    "StepContext",
+    "StepError",
     "Think",
     "ThinkCelery",
+    "ThinkError",
     "ThinkWorkflow",
     "ThinkWorkflowStep",
     "UIMessage",

@@ -4,7 +4,10 @@ from think_celery.agent import Think
 from think_celery.app import ThinkCelery
 from think_celery.domain.live import LiveEvent
 from think_celery.domain.receipts import Submission
+from think_celery.domain.replay import StepContext
 from think_celery.domain.runs import WorkflowRun
+from think_celery.domain.waits import Approval, ReceivedEvent
+from think_celery.errors import NonRetryableError, StepError, ThinkError
 from think_celery.messages import UIMessage
 from think_celery.retries import Retry
 from think_celery.signals import AbortController, AbortSignal
@@ -15,12 +18,18 @@ from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEven
 __all__ = [
     "AbortController",
     "AbortSignal",
+    "Approval",
     "LiveEvent",
+    "NonRetryableError",
+    "ReceivedEvent",
     "Retry",
+    "StepContext",
+    "StepError",
     "Submission",
     "SubmissionStatus",
     "Think",
     "ThinkCelery",
+    "ThinkError",
     "ThinkWorkflow",
     "ThinkWorkflowStep",
     "Tool",

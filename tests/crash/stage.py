@@ -16,7 +16,7 @@ from tests.crash.pace import Pace
 from tests.crash.project import EFFECTS, SAGA, Saga, Scribe, effects
 from tests.providers.server import ModelServer
 from think_celery.clock import SystemClock
-from think_celery.domain import workflows
+from think_celery.domain import runs, workflows
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.messages import TextPart, ToolPart, UIMessage
@@ -265,7 +265,7 @@ class Stage:
 
     def check_saga(self, prompt: str, message_id: str | None) -> dict[str, ToolPart]:
         """Everything of the saga happened once, in order; returns the tool calls of its prompt."""
-        assert workflows.output(self.rt, workflows.reference(Saga, SAGA_ID)) == SAGA, self.report()
+        assert runs.look_up(self.rt, SAGA_ID, Saga).output == SAGA, self.report()
         entries = sorted(self.rows(tables.steps), key=lambda row: row.position)
         assert [row.step for row in entries] == ["fetch", "ask:submit", "ask:wait", "go", "book", "send"]
         assert {row.status for row in entries} == {"done"}

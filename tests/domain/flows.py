@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from think_celery.agent import Think
 from think_celery.clock import SystemClock
-from think_celery.domain import advance, recovery, workflows
+from think_celery.domain import advance, recovery, runs, workflows
 from think_celery.domain.outcomes import Outcome
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -65,7 +65,7 @@ class Handle:
     @property
     def output(self) -> Any:
         """What it returned."""
-        return workflows.output(self.rt, self.ref)
+        return runs.look_up(self.rt, self.ref.workflow_id, self.ref.workflow).output
 
     @property
     def journal(self) -> Sequence[Any]:

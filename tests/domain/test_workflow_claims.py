@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.domain.flows import DESK, Handle, begin, flow, seize_of, start, worker_dies
-from think_celery.domain import advance, tick, workflows
+from think_celery.domain import advance, runs, tick, workflows
 from think_celery.errors import WorkflowError, WorkflowNotFound
 from think_celery.ids import WorkflowRef
 from think_celery.retries import Retry
@@ -71,7 +71,7 @@ class TestEnd:
         with pytest.raises(WorkflowNotFound, match="nope"):
             workflows.resume(quick.rt, WorkflowRef("Flow", "nope"))
         with pytest.raises(WorkflowNotFound, match="nope"):
-            workflows.output(quick.rt, WorkflowRef("Flow", "nope"))
+            runs.look_up(quick.rt, "nope", "Flow")
 
 
 class TestAttempts:

@@ -32,7 +32,7 @@ from think_celery.errors import (
 from think_celery.retries import Retry
 from think_celery.states import StepStatus
 from think_celery.store import leases, steps
-from think_celery.store.database import Tx
+from think_celery.store.database import TransactionEnded, Tx
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -56,7 +56,7 @@ def do(
 ) -> Any:
     """Run *function* once and record what it returns; see ``Step.do``."""
     replay.check(name)
-    takes_context = _takes(name, function, 1)
+    takes_context = _takes(name, function)
     seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
     asked = replay.ask(name, "do")
 
@@ -87,7 +87,7 @@ def transaction(
 ) -> Any:
     """Run *function* in the transaction that records it; see ``Step.transaction``."""
     replay.check(name)
-    if not _takes(name, function, 1):
+    if not _takes(name, function):
         raise StepMisuse(name, "the function of step.transaction takes one argument: the connection.")
     asked = replay.ask(name, "transaction")
     return _tried(
@@ -100,8 +100,9 @@ def transaction(
 
 def _tried(replay: Replay, asked: Asked, retry: Retry, output: Any, once: Callable[[int], Outcome]) -> Any:
     """The step's value: recorded, or of the first attempt that succeeds."""
-    if replay.is_done(asked):
-        return _typed(replay, asked, asked.row.output, output)
+    text = replay.recorded(asked)
+    if text is not None:
+        return _typed(replay, asked, text, output)
     attempts, recorded = 0, asked.row is not None
     if recorded:
         attempts = asked.row.attempts
@@ -251,23 +252,21 @@ def _store_done(tx: Tx, asked: Asked, text: str) -> None:
 def _in_transaction(replay: Replay, asked: Asked, function: Callable[..., Any], output: Any) -> Outcome:
     """One attempt: the function, its entry and, last, the fence, in one transaction that nothing repeats."""
     rt = replay.rt
-    limit = timedelta(seconds=TRANSACTION_SECONDS)
-    if rt.db.engine.dialect.name == "sqlite":  # all other writers wait meanwhile
-        limit = min(limit, timedelta(seconds=rt.settings.lease_seconds / 3))
     kept: list[Outcome] = []
 
     def work(tx: Tx) -> None:
-        began = rt.clock.elapsed()
-        tx.limit(limit)
-        unit = tx.conn.get_transaction()
-        with rt.db.joining(tx):
-            value = _inside(asked, lambda: function(tx.conn))
-        if tx.conn.get_transaction() is not unit or unit is None or not unit.is_active:
+        began, seconds = rt.clock.elapsed(), TRANSACTION_SECONDS
+        if not tx.postgres:  # all other writers wait meanwhile
+            seconds = min(seconds, rt.settings.lease_seconds / 3)
+        tx.limit(timedelta(seconds=seconds))
+        try:
+            value = rt.db.lend(tx, lambda conn: _inside(asked, lambda: function(conn)))
+        except TransactionEnded:
             raise StepMisuse(
                 asked.ref.step,
                 "its function ended the transaction itself. The step commits it, together with its journal "
                 "entry; use conn.begin_nested() for a part that may be undone.",
-            )
+            ) from None
         encoded = encode(replay, asked, value, output)
         kept.append(encoded)
         if isinstance(encoded, Failure):
@@ -275,8 +274,8 @@ def _in_transaction(replay: Replay, asked: Asked, function: Callable[..., Any], 
         _store_done(tx, asked, encoded[0])
         rt.failpoint(f"step:{asked.ref.step}:before-commit")
         took = rt.clock.elapsed() - began
-        if took > limit.total_seconds():
-            kept.append(failure_of(TransactionTooLong(took, limit.total_seconds())))
+        if took > seconds:
+            kept.append(failure_of(TransactionTooLong(took, seconds)))
             raise _Undo
         leases.fence(tx, replay.hold.lease)
 
@@ -315,7 +314,7 @@ def _committed_after_all(replay: Replay, asked: Asked, output: Any) -> Outcome |
 # --- functions ------------------------------------------------------------------------------------
 
 
-def _takes(name: str, function: Callable[..., Any], most: int) -> bool:
+def _takes(name: str, function: Callable[..., Any]) -> bool:
     """Whether the function has a parameter without a default, which gets the step's own argument.
 
     Raises:
@@ -333,7 +332,7 @@ def _takes(name: str, function: Callable[..., Any], most: int) -> bool:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters if p.default is p.empty and p.kind in kinds]
     keywords = [p for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
-    if len(needed) > most or keywords:
+    if len(needed) > 1 or keywords:
         missing = ", ".join(p.name for p in [*needed, *keywords])
         raise StepMisuse(
             name,

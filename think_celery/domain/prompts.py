@@ -89,7 +89,7 @@ def prompt(
 
     label = name if key is None else f"{name}[{key if _READABLE_KEY.fullmatch(key) else short_hash(key)}]"
     asked = replay.ask(f"{label}:submit", "prompt-submit")
-    if not replay.is_done(asked):
+    if replay.recorded(asked) is None:
         replay.before_effect(asked)
     ready = Prompt(
         label=label,
@@ -225,7 +225,7 @@ def _answer(
         read=lambda _, event: _judge(replay, ready, event),
         late=lambda tx, asked: _late(replay, tx, asked, ready, submission_id, span, cancel_on_timeout),
     )
-    value = replay.value(asked, asked.row.output if replay.is_done(asked) else wait(replay, asked, news))
+    value = replay.value(asked, replay.recorded(asked) or wait(replay, asked, news))
     answer, problems = schemas.read_output(ready.output, value)
     if problems:  # recorded as valid; the class of today refuses it
         raise _invalid(replay, ready, submission_id, problems)

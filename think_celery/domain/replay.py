@@ -151,11 +151,11 @@ class Replay:
         except ReplayMismatch as error:
             self.halt("unfit", name, error=error)
 
-    def is_done(self, asked: Asked) -> bool:
-        """Whether the step is recorded as done; a recorded failure is raised again."""
+    def recorded(self, asked: Asked) -> str | None:
+        """The text of the step's value, ``None`` if it has none yet; a recorded failure is raised again."""
         if asked.status is StepStatus.FAILED:
             raise self.failed(asked, asked.row, asked.row.attempts)
-        return asked.status is StepStatus.DONE
+        return str(asked.row.output) if asked.status is StepStatus.DONE else None
 
     def failed(self, asked: Asked, failure: Failure | Any, attempts: int) -> Exception:
         """The error that a failed entry raises."""

@@ -72,11 +72,7 @@ def wait_for_event(replay: Replay, name: str, type: str, timeout: Duration | Non
         raise StepMisuse(name, f"type={type!r}: an event's type is 1 to 200 printable characters.")
     span = None if timeout is None else as_timedelta(timeout, "timeout")
     asked = replay.ask(name, "event")
-    text = (
-        asked.row.output
-        if replay.is_done(asked)
-        else wait(replay, asked, Wait(event_type=type, timeout=span))
-    )
+    text = replay.recorded(asked) or wait(replay, asked, Wait(event_type=type, timeout=span))
     return ReceivedEvent(**replay.value(asked, text))
 
 
@@ -95,7 +91,7 @@ def wait_for_approval(replay: Replay, name: str, timeout: Duration | None) -> Ap
     span = None if timeout is None else as_timedelta(timeout, "timeout")
     asked = replay.ask(name, "approval")
     decision = Wait(event_type=APPROVAL, timeout=span, read=_decision)
-    text = asked.row.output if replay.is_done(asked) else wait(replay, asked, decision)
+    text = replay.recorded(asked) or wait(replay, asked, decision)
     return Approval(**replay.value(asked, text))
 
 
@@ -134,7 +130,7 @@ def sleep(replay: Replay, name: str, duration: Duration) -> None:
     replay.check(name)
     span = as_timedelta(duration, "duration")
     asked = replay.ask(name, "sleep")
-    if not replay.is_done(asked):
+    if replay.recorded(asked) is None:
         wait(replay, asked, Wait(timeout=span, late=lambda _, __: "null"))
 
 

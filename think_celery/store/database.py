@@ -143,6 +143,10 @@ def make_calls(calls: list[Call]) -> None:
             logger.error("a call after a commit failed; the tick will do its work: %s", trace_of(error))
 
 
+class TransactionEnded(Exception):
+    """A transaction that was lent was ended by whom it was lent to."""
+
+
 class Database:
     """The way to the database of one process. Engines are made lazily and dropped after a fork."""
 
@@ -274,6 +278,19 @@ class Database:
             yield
         finally:
             _joined.reset(token)
+
+    def lend(self, tx: Tx, use: Callable[[Connection], T]) -> T:
+        """Let a user's function use this transaction; our own calls inside it join.
+
+        Raises:
+            TransactionEnded: The function committed it or rolled it back.
+        """
+        lent = tx.conn.get_transaction()
+        with self.joining(tx):
+            value = use(tx.conn)
+        if lent is None or tx.conn.get_transaction() is not lent or not lent.is_active:
+            raise TransactionEnded
+        return value
 
     @property
     def inside_joined(self) -> bool:
