@@ -104,18 +104,23 @@ class TestAnswer:
 
         assert row.structure["max_steps"] == 2
         assert row.structure["schema"]["required"] == ["title"]
-        assert stored == {
-            "workflow": "Flow",
-            "workflow_id": "w1",
-            "run": 1,
-            "step": "triage",
-            "event_type": EVENT_TYPE + short_hash(KEY),
-            "queue": None,
-            "fingerprint": row.fingerprint,
-        }
+        assert stored == {"workflow": "Flow", "workflow_id": "w1", "run": 1, "step": "triage"}
+        assert len(row.fingerprint) > 20
+        assert row.event_type == EVENT_TYPE + short_hash(KEY)
         assert (news.status, news.payload) == ("delivered", None)
         assert "output" not in row._mapping
         assert [event.consumed_by for event in workflow.inbox] == ["triage:wait"]
+
+    def test_its_news_comes_on_the_workflows_queue(self, t: ThinkTest):
+        """The queue is read from the workflow's row, not from what users see with the submission."""
+        t.script(Desk, answer({"title": "Crash"}))
+        flow(prompting()).queue = "slow"
+
+        start(t.rt, None)
+        t.run_until_idle()
+
+        news = t.rt.db.read(lambda tx: outbox_rows.of_submission(tx, submission(t).id))
+        assert (news.status, news.queue) == ("delivered", "slow")
 
     def test_nothing_is_held_while_the_turn_waits(self, t: ThinkTest):
         """Promise 9: with no worker to run the turn, the workflow is a waiting row."""

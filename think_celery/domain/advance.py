@@ -101,7 +101,6 @@ def advance(rt: Runtime, workflow: str, workflow_id: str) -> Outcome:
                 workflow=claim.ref,
                 run=claim.row.run,
                 agent=AgentRef(claim.row.agent_class, claim.row.agent_name),
-                queue=claim.row.queue,
                 hold=hold,
                 journal=Journal(claim.row.key, workflow_id, claim.row.run, journal),
                 attempts=attempts,

@@ -8,7 +8,7 @@ from think_celery.described import MAX_ERROR, MAX_TYPE, storable
 from think_celery.domain import knocks
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
-from think_celery.store import lines, outbox, submissions
+from think_celery.store import lines, outbox, submissions, workflows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
@@ -87,7 +87,8 @@ def tell_workflow(
         "error": error,
         "output": output,
     }
-    workflow_queue = (row.metadata or {}).get("workflow", {}).get("queue")
+    workflow = workflows.get(tx, row.workflow_key)
+    queue = None if workflow is None else workflow.queue
     outbox_id = outbox.insert(
         tx,
         dedupe_key=f"submission:{row.id}:{row.workflow_run}",
@@ -96,11 +97,11 @@ def tell_workflow(
         event_type=row.event_type,
         payload=serialization.dumps(news, what="the news of a submission"),
         submission_id=row.id,
-        queue=workflow_queue,
+        queue=queue,
     )
     rt.failpoint("outbox:stored")
     if outbox_id is not None:
-        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, workflow_queue)))
+        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, queue)))
 
 
 def free(rt: Runtime, tx: Tx, lease: Lease) -> bool:

@@ -127,9 +127,6 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
         "workflow_id": workflow.workflow_id,
         "run": replay.run,
         "step": ready.label,
-        "event_type": ready.event_type,
-        "queue": replay.queue,
-        "fingerprint": fingerprint,
     }
 
     def store(tx: Tx, _: int) -> str | Failure:

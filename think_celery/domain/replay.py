@@ -88,7 +88,6 @@ class Replay:
     workflow: WorkflowRef
     run: int
     agent: AgentRef
-    queue: str | None
     hold: Hold
     journal: Journal
     attempts: int
