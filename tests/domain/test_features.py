@@ -106,11 +106,11 @@ def runtime(database_url: str, t: ThinkTest) -> Runtime:
 def workflow_of(run: Any) -> type[ThinkWorkflow[Any, Any]]:
     """A bare workflow class with that body."""
 
-    class Bare(ThinkWorkflow):  # type: ignore[type-arg]
+    class Untyped(ThinkWorkflow):  # type: ignore[type-arg]
         def run(self, event: Any, step: Any) -> Any:
             return run(self, event, step)
 
-    return Bare
+    return Untyped
 
 
 def run_of(t: ThinkTest, run: Any) -> Any:
