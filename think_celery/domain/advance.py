@@ -63,7 +63,11 @@ _NOT_NOW: dict[WorkflowStatus, Word] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkflowEvent(Generic[Params]):
-    """What a workflow was started with: the first argument of ``run``."""
+    """What a workflow was started with: the first argument of ``run``.
+
+    ``payload`` is the params, of the workflow's params type. ``metadata`` is what ``run_workflow`` was given, empty
+    where it was given none. ``created_at`` is when the run was stored.
+    """
 
     payload: Params
     workflow_id: str
