@@ -10,7 +10,7 @@ LONGEST = 400  # lines; a longer module is split by noun
 
 FLOORS = (
     "errors states messages tools recurrence serialization settings protocols retries durations schemas "
-    "signals signatures classes records jsontext clock ids breaker forks logs described",
+    "signals signatures classes records jsontext clock ids breaker forks logs described names",
     "store events providers",
     "runtime domain",
     "agent workflow workflows",

@@ -13,6 +13,7 @@ from think_celery.domain.runs import WorkflowRun
 from think_celery.errors import AsyncNotSupported
 from think_celery.ids import AgentRef
 from think_celery.messages import Messages, UIMessage
+from think_celery.names import check_name
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
 from think_celery.tools import Tool, is_tool
@@ -69,11 +70,7 @@ class Think:
         agent_classes.get(
             self.agent_class
         )  # two of that name must not go unnoticed until a worker meets them
-        if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
-            raise ValueError(
-                f"The agent name {str(name)[:60]!r} can't be used: a name is 1 to 200 printable characters, "
-                "such as 'issue-42'."
-            )
+        check_name("name", name, 200)
         self.name = name
         self._own_rt: Runtime | None = None
 

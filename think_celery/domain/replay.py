@@ -28,6 +28,7 @@ from think_celery.errors import (
 )
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.logs import trace_of
+from think_celery.names import name_problem
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortSignal
 from think_celery.states import StepStatus
@@ -132,12 +133,9 @@ class Replay:
             )
         if self.stop is not None:
             self.suspend()
-        if not (
-            isinstance(name, str) and 1 <= len(name) <= MAX_STEP_NAME and name.isprintable() and name.strip()
-        ):
-            raise StepMisuse(
-                str(name)[:MAX_STEP_NAME], f"a step's name is 1 to {MAX_STEP_NAME} printable characters."
-            )
+        problem = name_problem(name, MAX_STEP_NAME)
+        if problem is not None:
+            raise StepMisuse(str(name)[:MAX_STEP_NAME], f"that is no name of a step: {problem}.")
 
     def ask(self, name: str, kind: str) -> Asked:
         """The journal's entry for the step that the code asks for.

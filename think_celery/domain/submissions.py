@@ -15,6 +15,7 @@ from think_celery.errors import (
 )
 from think_celery.ids import AgentRef, new_id, submission_id_for
 from think_celery.messages import Messages, UIMessage, as_messages
+from think_celery.names import check_name, name_problem
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import messages as message_rows
@@ -179,28 +180,13 @@ def _check_names(idempotency_key: Any, submission_id: Any) -> None:
                 f"{name} is {value!r}, a {type(value).__name__}; pass a text, such as {name}='{value}'."
             )
     if idempotency_key is not None:
-        if not idempotency_key.strip():
-            raise ValueError(
-                "idempotency_key is blank. Pass a name of your own for this job, or leave it out."
-            )
-        if len(idempotency_key) > MAX_KEY or not idempotency_key.isprintable():
-            raise ValueError(
-                f"idempotency_key={idempotency_key[:60]!r} ({len(idempotency_key)} characters): it must be 1 to "
-                f"{MAX_KEY} printable characters. Pass a hash of what is longer."
-            )
-        if idempotency_key.startswith("think-"):
-            raise ValueError(
-                f"idempotency_key={idempotency_key!r}: keys that begin with 'think-' are reserved for workflows and "
-                "schedules. Choose another beginning."
-            )
-    if submission_id is not None and not _can_be_an_id(submission_id):
-        raise ValueError(
-            f"submission_id={submission_id[:60]!r}: it must be 1 to 200 printable ASCII characters."
-        )
+        check_name("idempotency_key", idempotency_key, MAX_KEY, reserved=True)
+    if submission_id is not None:
+        check_name("submission_id", submission_id, 200, ascii_only=True)
 
 
 def _can_be_an_id(text: str) -> bool:
-    return 1 <= len(text) <= 200 and text.isascii() and text.isprintable()
+    return name_problem(text, 200, ascii_only=True) is None
 
 
 # --- looking, cancelling, deleting ----------------------------------------------------------------

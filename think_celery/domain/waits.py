@@ -21,6 +21,7 @@ from think_celery.errors import (
     WorkflowRejectedError,
     WorkflowTimeoutError,
 )
+from think_celery.names import name_problem
 from think_celery.states import StepStatus
 from think_celery.store import events, steps
 from think_celery.store.database import Tx
@@ -68,8 +69,9 @@ class _Parked:
 def wait_for_event(replay: Replay, name: str, type: str, timeout: Duration | None) -> ReceivedEvent:
     """Wait for the next event of a type; see ``Step.wait_for_event``."""
     replay.check(name)
-    if not isinstance(type, str) or not 1 <= len(type) <= 200 or not type.isprintable():
-        raise StepMisuse(name, f"type={type!r}: an event's type is 1 to 200 printable characters.")
+    problem = name_problem(type, 200)
+    if problem is not None:
+        raise StepMisuse(name, f"type={type!r}, an event's type: {problem}.")
     span = None if timeout is None else as_timedelta(timeout, "timeout")
     asked = replay.ask(name, "event")
     text = replay.recorded(asked) or wait(replay, asked, Wait(event_type=type, timeout=span))

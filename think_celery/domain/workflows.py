@@ -10,6 +10,7 @@ from think_celery.domain import inbox, knocks
 from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
+from think_celery.names import check_name
 from think_celery.retries import knock_again_after
 from think_celery.runtime import Runtime, workflow_classes
 from think_celery.states import WorkflowStatus
@@ -18,7 +19,6 @@ from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.workflows")
 
-RESERVED = "think-"
 MAX_PAGE = 1000
 EARLY_KEPT = timedelta(hours=24)
 """How long an event waits for a workflow that does not exist yet."""
@@ -31,8 +31,7 @@ def reference(workflow: Any, workflow_id: str) -> WorkflowRef:
         ValueError: The id is not 1 to 200 printable characters.
     """
     name = workflow if isinstance(workflow, str) else workflow.workflow_name
-    if not isinstance(workflow_id, str) or not 1 <= len(workflow_id) <= 200 or not workflow_id.isprintable():
-        raise ValueError(f"workflow_id={workflow_id!r}: it must be 1 to 200 printable characters.")
+    check_name("workflow_id", workflow_id, 200)
     return WorkflowRef(name, workflow_id)
 
 
@@ -114,30 +113,15 @@ def send_event(
         ValueError: The type or the key begins with ``think-``, or is blank or too long.
         NotSerializable, PayloadTooLarge: The payload can't be stored.
     """
-    _check_name("type", type)
+    check_name("type", type, 200, reserved=True)
     if idempotency_key is not None:
-        _check_name("idempotency_key", idempotency_key)
+        check_name("idempotency_key", idempotency_key, 200, reserved=True)
     text = serialization.dumps(payload, what="payload", limit=rt.settings.max_payload)
     dedupe_key = f"event:{ref.key}:{idempotency_key or new_id()}"
     if rt.db.inside_joined:
         rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
     else:
         rt.db.transact(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
-
-
-def _check_name(what: str, value: Any) -> None:
-    if (
-        not isinstance(value, str)
-        or not 1 <= len(value) <= 200
-        or not value.isprintable()
-        or not value.strip()
-    ):
-        raise ValueError(f"{what}={value!r}: it must be 1 to 200 printable characters.")
-    if value.startswith(RESERVED):
-        raise ValueError(
-            f"{what}={value!r}: what begins with {RESERVED!r} is reserved for the engine's own events. Choose "
-            "another beginning."
-        )
 
 
 def _send_now(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:

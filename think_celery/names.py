@@ -1,0 +1,36 @@
+"""What may be a name or an id that users give: to agents, workflows, events, steps, submissions."""
+
+from typing import Any
+
+from think_celery.errors import InvalidValue
+
+RESERVED = "think-"
+"""The beginning of keys and event types that are the engine's own."""
+
+
+def name_problem(value: Any, longest: int, *, ascii_only: bool = False) -> str | None:
+    """Why *value* is no name of at most *longest* characters; ``None`` if it is one."""
+    if (
+        isinstance(value, str)
+        and 1 <= len(value) <= longest
+        and value.isprintable()
+        and value.strip()
+        and (value.isascii() or not ascii_only)
+    ):
+        return None
+    return f"it must be 1 to {longest} printable {'ASCII ' if ascii_only else ''}characters, and not blank"
+
+
+def check_name(
+    what: str, value: Any, longest: int, *, ascii_only: bool = False, reserved: bool = False
+) -> None:
+    """Make sure that *value* is such a name; with *reserved*, also that it is none of the engine's own.
+
+    Raises:
+        InvalidValue: It is not. Its text begins with *what* and shows the value's beginning.
+    """
+    problem = name_problem(value, longest, ascii_only=ascii_only)
+    if problem is None and reserved and value.startswith(RESERVED):
+        problem = f"what begins with {RESERVED!r} is reserved for the engine. Choose another beginning"
+    if problem is not None:
+        raise InvalidValue(f"{what}={str(value)[:60]!r}: {problem}.")
