@@ -153,7 +153,7 @@ class TestWorkflows:
         quick.run_until_idle()
 
         assert handle.output == SECRET
-        said()
+        said("Flow('w1') is queued", "Flow('w1') is complete")
 
     @pytest.mark.parametrize("error", [Words(SECRET), NonRetryableError(SECRET), SystemExit(SECRET)])
     @pytest.mark.parametrize("kind", ["do", "transaction"])

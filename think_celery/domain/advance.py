@@ -241,6 +241,11 @@ class _Pass:
 
         def work(tx: Tx) -> Outcome:
             self._must(workflows.complete(tx, self.lease, output))
+            logger.info(
+                "%s is complete",
+                self.ref,
+                extra={"think_event": "workflow.complete", "think_workflow": self.ref.workflow_id},
+            )
             return Outcome("complete", ended=True, row=str(self.ref))
 
         return self._write("end", work)

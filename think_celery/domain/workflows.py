@@ -89,6 +89,11 @@ def start(
 
 def _started(rt: Runtime, row: Any) -> None:
     rt.failpoint("workflow:started")
+    logger.info(
+        "%s is queued",
+        WorkflowRef(row.workflow, row.workflow_id),
+        extra={"think_event": "workflow.queued", "think_workflow": row.workflow_id},
+    )
     rt.knock(knocks.for_workflow(row))
     inbox.adopt(rt, row.key)
 
