@@ -107,6 +107,31 @@ def faults(module: str, source: str) -> Iterator[Fault]:
                 )
 
 
+def classes_of_tests() -> dict[str, list[str]]:
+    """The registered name of each agent and workflow class of the tests, with the files that define it."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(Path(__file__).parent.rglob("*.py"))}
+    classes = [(p, n) for p, tree in trees.items() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+    ours, before = {"Think", "ThinkWorkflow"}, 0
+    while len(ours) > before:
+        before = len(ours)
+        ours |= {n.name for _, n in classes if any(ast.unparse(b).split("[")[0] in ours for b in n.bases)}
+    found: dict[str, list[str]] = {}
+    for path, node in classes:
+        if any(ast.unparse(base).split("[")[0] in ours for base in node.bases):
+            given = [each.value for each in node.keywords if each.arg == "name"]
+            names = [each.value for each in given if isinstance(each, ast.Constant)] if given else [node.name]
+            for name in names:  # one that is computed is the test's own business
+                found.setdefault(str(name), []).append(path.name)
+    return found
+
+
+def test_no_two_tests_define_an_agent_or_workflow_of_one_name():
+    """All tests share one registry of names, in which two modules' classes of one name are an error."""
+    shared = {name: files for name, files in classes_of_tests().items() if len(set(files)) > 1}
+
+    assert shared == {}
+
+
 def house() -> dict[str, str]:
     """Each module's dotted name, without the package, and its source."""
     paths = {path: path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("*.py")}

@@ -191,7 +191,7 @@ class TestWork:
         """`except Exception` in a tool does not catch it, and no other call of the step runs on."""
         ran = []
 
-        class Stubborn(Think):
+        class Unyielding(Think):
             def get_tools(self) -> Any:
                 return [one, two]
 
@@ -209,14 +209,14 @@ class TestWork:
         t.use_model(
             FunctionModel(lambda r: [call("one"), call("two")] if len(r.messages) == 1 else say("ok"))
         )
-        Stubborn("a").submit_messages("Go")
+        Unyielding("a").submit_messages("Go")
         t.crash_at("submit:committed")
 
         t.run_until_idle()
 
         assert t.crashes == ["submit:committed"]
         assert ran == []
-        assert Stubborn("a").messages[1].text == "ok"
+        assert Unyielding("a").messages[1].text == "ok"
 
 
 class TestSkip:
@@ -309,3 +309,15 @@ class TestClock:
         assert clock.now() - start == timedelta(seconds=5)
         assert clock.elapsed() == 5
         assert clock.database_time is False
+
+
+def test_a_crash_point_that_is_never_reached_fails_the_test():
+    """A misspelled point would make a green test that tested nothing."""
+
+    def misspelled():
+        with think_test() as t:
+            t.crash_at("turn:nonsense")
+            t.run_until_idle()
+
+    with pytest.raises(AssertionError, match="never came to 'turn:nonsense'"):
+        misspelled()

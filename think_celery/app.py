@@ -50,6 +50,7 @@ class ThinkCelery:
         signals.import_modules.connect(self._import_classes, sender=app, weak=False)
         signals.worker_shutting_down.connect(self._stop, weak=False)
         signals.worker_shutdown.connect(self._end, weak=False)
+        signals.worker_process_shutdown.connect(self._end_child, weak=False)
         set_current(lambda: self.runtime)
         return self
 
@@ -115,6 +116,9 @@ class ThinkCelery:
     def _stop(self, **_: Any) -> None:
         if self._runtime is not None:
             self._runtime.stopping.abort("the worker is shutting down")
+
+    def _end_child(self, **_: Any) -> None:
+        self.close()  # of the prefork pool: without it the child would look as if it had crashed
 
     def _end(self, sender: Any = None, **_: Any) -> None:
         if getattr(sender, "app", None) is self.app:

@@ -57,7 +57,7 @@ The tree::
     ├── LeaseLost                    another worker owns this work now
     ├── InsideTransaction            a call that waits, inside the caller's open transaction
     └── TaskFailed                   what a Celery task raises for a row that ended in error
-        └── TurnFailed, WorkflowFailed
+        └── TurnFailed, WorkflowFailed, TaskInterrupted
 
     BaseException
     └── Unwind                       passes a user's `except Exception`
@@ -761,6 +761,16 @@ class TaskFailed(ThinkError):
 
     def __str__(self) -> str:
         return f"{self.row} ended in error: {self.error_type}"
+
+
+class TaskInterrupted(TaskFailed):
+    """A task met an error that is not its row's, such as a database that is away. Its row has not ended."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.row} could not be worked on: {self.error_type}. Its row is as it was, and is tried again by "
+            "itself. The worker's log says where it happened."
+        )
 
 
 class TurnFailed(TaskFailed):

@@ -1,6 +1,7 @@
 """What may be a name or an id that users give: to agents, workflows, events, steps, submissions."""
 
 from typing import Any
+from uuid import UUID
 
 from think_celery.errors import InvalidValue
 
@@ -10,9 +11,11 @@ RESERVED = "think-"
 
 def name_problem(value: Any, longest: int, *, ascii_only: bool = False) -> str | None:
     """Why *value* is no name of at most *longest* characters; ``None`` if it is one."""
+    if not isinstance(value, str):
+        such_as = f", such as '{value}'" if isinstance(value, int | UUID) else ""  # a row's primary key
+        return f"it is of type {type(value).__name__}; pass a text{such_as}"
     if (
-        isinstance(value, str)
-        and 1 <= len(value) <= longest
+        1 <= len(value) <= longest
         and value.isprintable()
         and value.strip()
         and (value.isascii() or not ascii_only)
@@ -33,4 +36,5 @@ def check_name(
     if problem is None and reserved and value.startswith(RESERVED):
         problem = f"what begins with {RESERVED!r} is reserved for the engine. Choose another beginning"
     if problem is not None:
-        raise InvalidValue(f"{what}={str(value)[:60]!r}: {problem}.")
+        shown = value[:60] if isinstance(value, str) else value
+        raise InvalidValue(f"{what}={shown!r}: {problem}.")

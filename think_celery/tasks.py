@@ -9,7 +9,8 @@ from celery.exceptions import Ignore, Reject
 from think_celery.domain import tick
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import WORK, Work
-from think_celery.errors import TaskFailed
+from think_celery.errors import TaskFailed, TaskInterrupted
+from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
 
@@ -70,7 +71,14 @@ def register(app: Celery, runtime: Callable[[], Runtime]) -> None:
     def task_of(work: Work) -> Callable[..., str]:
         def task(**ids: str) -> str:
             rt = _ready(runtime())
-            return _report(rt, work.run(rt, **ids), work.failure)
+            row = " ".join(ids.values())
+            try:
+                outcome = work.run(rt, **ids)
+            except Exception as error:
+                # A database's own words can hold what a row holds; Celery would print and send them.
+                logger.error("%s could not be worked on: %s", row, trace_of(error))
+                raise TaskInterrupted(row, type(error).__name__) from None
+            return _report(rt, row, outcome, work.failure)
 
         return task
 
@@ -97,7 +105,7 @@ def _ready(rt: Runtime) -> Runtime:
     return rt
 
 
-def _report(rt: Runtime, outcome: Outcome, failure: type[TaskFailed]) -> str:
+def _report(rt: Runtime, row: str, outcome: Outcome, failure: type[TaskFailed]) -> str:
     """The word for Flower. A run that did not end its row ends in no state, so that a later one can show its own.
 
     Raises:
@@ -105,7 +113,7 @@ def _report(rt: Runtime, outcome: Outcome, failure: type[TaskFailed]) -> str:
         TaskFailed: The row ended in error (with ids and the error's type only).
     """
     if not outcome.ended:
-        logger.info("%s", outcome.word)
+        logger.info("%s: %s", row, outcome.word)
         raise Ignore(outcome.word)
     if outcome.error_type is not None and rt.settings.fail_tasks:
         raise failure(outcome.row, outcome.error_type) from None

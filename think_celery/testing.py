@@ -168,7 +168,10 @@ class ThinkTest:
     # --- crashes and lost messages ----------------------------------------------------------------
 
     def crash_at(self, point: str, *, times: int = 1) -> None:
-        """Kill the worker at the named failpoint, the next time (or *times*) that it gets there."""
+        """Kill the worker at the named failpoint, the next time (or *times*) that it gets there.
+
+        A point that is never reached fails the test when ``think_test`` ends: it would have tested nothing.
+        """
         self._crash_points += [point] * times
 
     def _failpoint(self, point: str) -> None:
@@ -176,6 +179,14 @@ class ThinkTest:
             self._crash_points.remove(point)
             self.crashes.append(point)
             raise SimulatedCrash(point)
+
+    def _check_crash_points(self) -> None:
+        if self._crash_points:
+            points = ", ".join(map(repr, self._crash_points))
+            raise AssertionError(
+                f"The worker never came to {points}, where crash_at() was to kill it. Check the spelling "
+                "(docs/howto/testing.md lists the points), and that the work was done inside think_test."
+            )
 
     def _restart(self) -> None:
         """Another worker starts. The dead one's end is proven, as it is on one machine."""
@@ -274,6 +285,7 @@ def think_test(
         try:
             with providers.no_real_requests():
                 yield test
+            test._check_crash_points()
         finally:
             set_current(before)
             rt.close()

@@ -39,9 +39,15 @@ class Ticker:
             self._threads.append(thread)
 
     def _run(self, make_pass: Callable[[Runtime], int]) -> None:
+        told = ""
         while not self._stop.is_set():
             try:
                 make_pass(self._rt)
+                told = ""
+            except ConfigurationError as error:  # it stays until somebody acts, so it is said once
+                if str(error) != told:
+                    told = str(error)
+                    logger.error("this worker can't look after what is due or lost: %s", told)
             except Exception as error:
                 # The database may be away for a while. The next pass looks again.
                 logger.error("a tick failed; the next one tries again: %s", trace_of(error))

@@ -7,7 +7,7 @@ from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFou
 from think_celery.testing import think_test
 
 
-class Clerk(Think):
+class FrontDesk(Think):
     pass
 
 
@@ -34,13 +34,13 @@ def t(database_url):
 class TestLookingUp:
     def test_a_run_is_seen_as_it_stands_with_its_output_at_the_end(self, t):
         """Status and output are true at every moment, for whoever asks."""
-        workflow_id = Clerk("desk").run_workflow(Tidy, {"what": "papers"}, metadata={"by": "ada"})
+        workflow_id = FrontDesk("desk").run_workflow(Tidy, {"what": "papers"}, metadata={"by": "ada"})
         t.run_until_idle()
 
-        waiting = Clerk("other").get_workflow(workflow_id)
-        Clerk("desk").send_workflow_event(Tidy, workflow_id, type="go")
+        waiting = FrontDesk("other").get_workflow(workflow_id)
+        FrontDesk("desk").send_workflow_event(Tidy, workflow_id, type="go")
         t.run_until_idle()
-        complete = Clerk("desk").get_workflow(workflow_id)
+        complete = FrontDesk("desk").get_workflow(workflow_id)
 
         assert (waiting.status, waiting.agent.name, waiting.metadata) == ("waiting", "desk", {"by": "ada"})
         with pytest.raises(WorkflowError, match="is waiting, so it has no output"):
@@ -50,10 +50,10 @@ class TestLookingUp:
 
     def test_a_failed_run_says_why(self, t):
         """The error's type and text are those of what `run` raised."""
-        workflow_id = Clerk("desk").run_workflow(Sort)
+        workflow_id = FrontDesk("desk").run_workflow(Sort)
         t.run_until_idle()
 
-        failed = Clerk("desk").get_workflow(workflow_id)
+        failed = FrontDesk("desk").get_workflow(workflow_id)
 
         assert (failed.status, failed.error_type, failed.error) == ("errored", "KeyError", "'no shelf'")
         with pytest.raises(WorkflowError, match="errored, so it has no output: KeyError: 'no shelf'"):
@@ -61,33 +61,33 @@ class TestLookingUp:
 
     def test_an_id_that_is_unknown_or_not_enough(self, t):
         """None of that id, or several: an error that names them; the class tells which is meant."""
-        Clerk("desk").run_workflow(Tidy, {"what": "x"}, workflow_id="same")
-        Clerk("desk").run_workflow(Sort, workflow_id="same")
+        FrontDesk("desk").run_workflow(Tidy, {"what": "x"}, workflow_id="same")
+        FrontDesk("desk").run_workflow(Sort, workflow_id="same")
 
         with pytest.raises(WorkflowNotFound, match="nope"):
-            Clerk("desk").get_workflow("nope")
+            FrontDesk("desk").get_workflow("nope")
         with pytest.raises(AmbiguousWorkflow, match="Sort, Tidy"):
-            Clerk("desk").get_workflow("same")
-        assert Clerk("desk").get_workflow("same", workflow=Tidy).workflow == "Tidy"
+            FrontDesk("desk").get_workflow("same")
+        assert FrontDesk("desk").get_workflow("same", workflow=Tidy).workflow == "Tidy"
         with pytest.raises(WorkflowNotFound, match="of Other"):
-            Clerk("desk").get_workflow("same", workflow="Other")
+            FrontDesk("desk").get_workflow("same", workflow="Other")
 
 
 class TestResuming:
     def test_a_run_that_stopped_goes_on_once_its_code_fits_again(self, t, monkeypatch):
         """Code that does not fit the journal pauses the run; the right code and `resume_workflow` take it on."""
-        workflow_id = Clerk("desk").run_workflow(Tidy, {"what": "papers"})
+        workflow_id = FrontDesk("desk").run_workflow(Tidy, {"what": "papers"})
         t.run_until_idle()
         monkeypatch.setattr(Tidy, "asks", "renamed")
-        Clerk("desk").send_workflow_event(Tidy, workflow_id, type="go")
+        FrontDesk("desk").send_workflow_event(Tidy, workflow_id, type="go")
         t.run_until_idle()
-        stopped = Clerk("desk").get_workflow(workflow_id)
+        stopped = FrontDesk("desk").get_workflow(workflow_id)
         monkeypatch.undo()
 
-        resumed = Clerk("desk").resume_workflow(workflow_id)
+        resumed = FrontDesk("desk").resume_workflow(workflow_id)
         t.run_until_idle()
 
         assert (stopped.status, stopped.error_type) == ("paused", "ReplayMismatch")
         assert resumed
-        assert Clerk("desk").get_workflow(workflow_id).output == {"tidied": "papers"}
-        assert not Clerk("desk").resume_workflow(workflow_id)
+        assert FrontDesk("desk").get_workflow(workflow_id).output == {"tidied": "papers"}
+        assert not FrontDesk("desk").resume_workflow(workflow_id)

@@ -10,7 +10,8 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
 from think_celery import Think
-from think_celery.errors import TaskFailed, TurnFailed, WorkflowFailed
+from think_celery.domain.work import WORK
+from think_celery.errors import TaskFailed, TaskInterrupted, TurnFailed, WorkflowFailed
 from think_celery.providers.scripted import ScriptedModel, say
 from think_celery.settings import Settings
 from think_celery.tasks import ThinkTask, register, set_limits
@@ -26,11 +27,11 @@ class HostsTask(Task):  # type: ignore[type-arg]
     abstract = True
 
 
-class Clerk(Think):
+class TaskClerk(Think):
     """Answers what its script says."""
 
 
-class Errand(ThinkWorkflow[Clerk, dict[str, Any]]):
+class Errand(ThinkWorkflow[TaskClerk, dict[str, Any]]):
     """Waits where it is told to, or fails."""
 
     def run(self, event: Any, step: Any) -> str:
@@ -58,8 +59,8 @@ def app(t: ThinkTest) -> Celery:
 class TestWords:
     def test_a_run_that_ends_its_row_says_how(self, t: ThinkTest, app: Celery) -> None:
         """Flower shows the outcome word as the task's result (design §5)."""
-        t.script(Clerk, say("Good morning."))
-        submission = Clerk("ada").submit_messages("Hello")
+        t.script(TaskClerk, say("Good morning."))
+        submission = TaskClerk("ada").submit_messages("Hello")
 
         word = app.tasks["think.submission.run"](submission_id=submission.submission_id)
 
@@ -69,9 +70,9 @@ class TestWords:
         self, t: ThinkTest, app: Celery, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Engine §4: a returned word would count as success for ever, and hide a later failure in Flower."""
-        t.script(Clerk, say("One."), say("Two."))
-        first = Clerk("ada").submit_messages("One?")
-        second = Clerk("ada").submit_messages("Two?")
+        t.script(TaskClerk, say("One."), say("Two."))
+        first = TaskClerk("ada").submit_messages("One?")
+        second = TaskClerk("ada").submit_messages("Two?")
         run = app.tasks["think.submission.run"]
 
         with caplog.at_level(logging.INFO, "think_celery.tasks"):
@@ -84,14 +85,38 @@ class TestWords:
                 run(submission_id="nobody")
 
         assert [record.message for record in caplog.records if record.name == "think_celery.tasks"] == [
-            "not-head",
-            "ended-before",
-            "not-found",
+            f"{second.submission_id}: not-head",
+            f"{first.submission_id}: ended-before",
+            "nobody: not-found",
         ]
+
+    def test_an_error_that_is_not_the_row_s_shows_no_words_of_a_database(
+        self, t: ThinkTest, app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Celery prints and sends what a task raises, and a database's own text can hold what a row holds."""
+
+        words = f"Failing row contains ({'s3cret'})"
+
+        def refuse(rt: Any, submission_id: str) -> Any:
+            raise OSError(words)
+
+        work = replace(WORK["think.submission.run"], run=refuse)
+        monkeypatch.setitem(WORK, "think.submission.run", work)  # type: ignore[arg-type]
+        own = Celery("own", set_as_current=False)
+        register(own, lambda: t.rt)
+
+        with pytest.raises(TaskInterrupted) as raised:
+            own.tasks["think.submission.run"](submission_id="s-1")
+
+        assert (raised.value.row, raised.value.error_type) == ("s-1", "OSError")
+        assert raised.value.__cause__ is None
+        assert "s3cret" not in str(raised.value)
+        assert "s3cret" not in caplog.text
+        assert "OSError" in caplog.text
 
     def test_a_workflow_that_parks_is_ignored(self, t: ThinkTest, app: Celery) -> None:
         """Parking ends no row, so the task has no state yet; the last one of the run has."""
-        workflow_id = Clerk("ada").run_workflow(Errand, {})
+        workflow_id = TaskClerk("ada").run_workflow(Errand, {})
         advance = app.tasks["think.workflow.advance"]
 
         with pytest.raises(Ignore, match="parked"):
@@ -114,8 +139,8 @@ class TestWords:
 
     def test_a_worker_that_stops_gives_its_messages_back(self, t: ThinkTest, app: Celery) -> None:
         """What it hands over is knocked for while it still listens: it must not swallow that knock."""
-        t.script(Clerk, say("Good morning."))
-        submission = Clerk("ada").submit_messages("Hello")
+        t.script(TaskClerk, say("Good morning."))
+        submission = TaskClerk("ada").submit_messages("Hello")
         t.rt.stopping.abort("told to")
 
         with pytest.raises(Reject) as refused:
@@ -129,12 +154,12 @@ class TestErrorsAreRed:
     def test_a_turn_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
         """Engine §15: FAILURE in Flower and in error trackers, with ids and the error's type and no text."""
         t.use_model(ScriptedModel())
-        submission = Clerk("ada").submit_messages("my-password-is-tulip")
+        submission = TaskClerk("ada").submit_messages("my-password-is-tulip")
 
         with pytest.raises(TurnFailed) as failed:
             app.tasks["think.submission.run"](submission_id=submission.submission_id)
 
-        row = Clerk("ada").inspect_submission(submission.submission_id)
+        row = TaskClerk("ada").inspect_submission(submission.submission_id)
         assert row is not None
         assert row.status == "error"
         assert str(failed.value) == f"{submission.submission_id} ended in error: {row.error_type}"
@@ -144,7 +169,7 @@ class TestErrorsAreRed:
 
     def test_a_workflow_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
         """The same for workflows."""
-        workflow_id = Clerk("ada").run_workflow(Errand, {"fail": True})
+        workflow_id = TaskClerk("ada").run_workflow(Errand, {"fail": True})
 
         with pytest.raises(WorkflowFailed) as failed:
             app.tasks["think.workflow.advance"](workflow="Errand", workflow_id=workflow_id)
@@ -156,7 +181,7 @@ class TestErrorsAreRed:
     def test_it_can_be_turned_off(self, t: ThinkTest, app: Celery) -> None:
         """With think_fail_tasks = False the task succeeds, and its word is the outcome."""
         t.rt.settings = replace(t.rt.settings, fail_tasks=False)
-        workflow_id = Clerk("ada").run_workflow(Errand, {"fail": True})
+        workflow_id = TaskClerk("ada").run_workflow(Errand, {"fail": True})
 
         word = app.tasks["think.workflow.advance"](workflow="Errand", workflow_id=workflow_id)
 

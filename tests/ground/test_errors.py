@@ -65,6 +65,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "LeaseLost": (("Submission s-1",), "think_lease"),
     "InsideTransaction": (("save_messages()",), "Call it after the transaction"),
     "TaskFailed": (("submission s-1", "ModelError"), "ModelError"),
+    "TaskInterrupted": (("submission s-1", "OperationalError"), "tried again by itself"),
     "TurnFailed": (("submission s-1", "ModelError"), "ModelError"),
     "WorkflowFailed": (("workflow w-1", "StepError"), "StepError"),
     "CallTimeout": ((60.0,), "it may still be running"),

@@ -58,7 +58,7 @@ def find_row(rt: Runtime, workflow_id: str, workflow: Any = None) -> Any:
         WorkflowNotFound: There is none.
         AmbiguousWorkflow: Several classes have one.
     """
-    name = workflow if workflow is None or isinstance(workflow, str) else workflow.workflow_name
+    name = None if workflow is None else domain.name_of(workflow)
     rows = rt.db.look(lambda tx: workflows.by_id(tx, workflow_id))
     found = [row for row in rows if name in (None, row.workflow)]
     if not found:

@@ -19,6 +19,7 @@ from think_celery.domain.patience import patiently
 from think_celery.domain.requests import Plan, next_request, timeouts
 from think_celery.domain.toolcalls import Scene, execute
 from think_celery.errors import (
+    ConfigurationError,
     LeaseLost,
     ModelAborted,
     ModelError,
@@ -131,7 +132,9 @@ class Turn:
             case LeaseLost():
                 raise error
             case Exception():
-                if not isinstance(error, ThinkError):
+                if isinstance(error, ConfigurationError):  # its text names settings and classes only
+                    logger.error("submission %s can't be answered: %s", self.row.id, error)
+                elif not isinstance(error, ThinkError):
                     logger.error("submission %s failed: %s", self.row.id, trace_of(error))
                 return self._finish(SubmissionStatus.ERROR, error=error)
             case _:
@@ -363,6 +366,7 @@ class Turn:
         return Outcome("handed-over" if wait is None else "waiting")
 
     def _announce(self, status: SubmissionStatus, error_type: str | None = None) -> Outcome:
-        self.live.put({"type": "done", "status": str(status)})
+        done = {"type": "done", "status": str(status)}
+        self.live.put(done if error_type is None else {**done, "errorType": error_type})
         word: Any = str(status)
         return Outcome(word, ended=True, row=self.row.id, error_type=error_type)

@@ -8,7 +8,7 @@ from typing import Any
 from think_celery import schemas, serialization
 from think_celery.domain import inbox, knocks
 from think_celery.domain.passes import ROWS, each_row
-from think_celery.errors import WorkflowExists, WorkflowNotFound
+from think_celery.errors import InvalidValue, WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
 from think_celery.names import check_name
 from think_celery.retries import knock_again_after
@@ -24,13 +24,25 @@ EARLY_KEPT = timedelta(hours=24)
 """How long an event waits for a workflow that does not exist yet."""
 
 
+def name_of(workflow: Any) -> str:
+    """The registered name of a workflow, given as its class or as that name.
+
+    Raises:
+        InvalidValue: Something else was given.
+    """
+    name = workflow if isinstance(workflow, str) else getattr(workflow, "workflow_name", None)
+    if not isinstance(name, str):
+        raise InvalidValue(f"workflow={workflow!r}: pass a ThinkWorkflow class, or its registered name.")
+    return name
+
+
 def reference(workflow: Any, workflow_id: str) -> WorkflowRef:
     """Which workflow: by its class or registered name, and its id.
 
     Raises:
         ValueError: The id is not 1 to 200 printable characters.
     """
-    name = workflow if isinstance(workflow, str) else workflow.workflow_name
+    name = name_of(workflow)
     check_name("workflow_id", workflow_id, 200)
     return WorkflowRef(name, workflow_id)
 
@@ -59,7 +71,7 @@ def start(
     """
     if on_conflict not in ("return", "raise"):
         raise ValueError(f'on_conflict={on_conflict!r}: it must be "return" or "raise".')
-    name = workflow if isinstance(workflow, str) else workflow.workflow_name
+    name = name_of(workflow)
     cls = workflow_classes.get(name)
     ref = reference(name, workflow_id if workflow_id is not None else f"wf_{new_id().replace('-', '')}")
     given = {} if params is None else params

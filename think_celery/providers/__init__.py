@@ -28,7 +28,7 @@ def resolve(
     """
     if model is None:
         raise NoModel(
-            None, 'none was named. Set think_model = "openai/gpt-5-mini", or return one from get_model().'
+            None, 'none was named. Write model = "openai/gpt-5-mini" in the class, or set think_model.'
         )
     if not isinstance(model, str):
         if callable(getattr(model, "stream", None)):
