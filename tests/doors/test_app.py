@@ -186,7 +186,7 @@ class TestEmbedded:
             assert Doer(name).messages[-1].text == FINAL
 
         names = {thread.name for thread in threading.enumerate()}
-        assert not names & {"think-worker", "think-tick", "think-monitor"}
+        assert not names & {"think-worker", "think-tick", "think-tick-leases", "think-monitor"}
 
     def test_signals_logging_and_the_default_app_stay_as_they_are(
         self, sqlite_url: str, model: ModelServer
