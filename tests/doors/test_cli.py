@@ -2,11 +2,13 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,12 @@ from pydantic import BaseModel
 
 from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent, runtime
 from think_celery.cli import main
+from think_celery.cli.common import shown as as_shown
+from think_celery.cli.plain import plain_value
+from think_celery.domain import conversation
 from think_celery.errors import NonRetryableError, ThinkError
+from think_celery.ids import AgentRef
+from think_celery.messages import user
 from think_celery.providers.scripted import say
 from think_celery.testing import ThinkTest, think_test
 
@@ -102,6 +109,25 @@ class TestSubmissions:
         assert "It is done." in text
         assert "completed" in text
 
+    def test_the_question_is_shown_wherever_it_is_stored(self, t: ThinkTest, sqlite_url: str) -> None:
+        """In the row before the turn begins, in the conversation after it, nowhere once that was reset."""
+        t.script(CliAgent, say("Yes."), say("No."))
+        agent = CliAgent("a")
+        agent.submit_messages("Another one first")
+        asked = agent.submit_messages([user("Is it done?"), user("I mean now.")]).submission_id
+        arguments = ("submissions", "show", asked, "--database-url", sqlite_url)
+
+        before = as_json(*arguments)
+        t.run_until_idle()
+        after, text = as_json(*arguments), run(*arguments).stdout
+        conversation.reset(t.rt, AgentRef("CliAgent", "a"))
+        gone = as_json(*arguments)
+
+        assert (before["question"], before["answer"]) == ("Is it done?\nI mean now.", None)
+        assert (after["question"], after["answer"]) == ("Is it done?\nI mean now.", "No.")
+        assert text.endswith("\n\nQuestion:\nIs it done?\nI mean now.\n\nAnswer:\nNo.\n")
+        assert (gone["question"], gone["answer"]) == (None, None)
+
     def test_one_is_cancelled_once(self, t: ThinkTest, sqlite_url: str) -> None:
         """The reason is kept; one that has ended can't be cancelled, and the exit code says so (B6)."""
         submission = CliAgent("a").submit_messages("Hello")
@@ -145,6 +171,52 @@ class TestWorkflows:
         assert len(waiting) == 2
         assert others.stdout == "There are no such workflows.\n"
         assert table[1].split()[:4] == ["CliWorkflow", "wf-2", "CliAgent:a", "waiting"]
+
+    def test_params_are_shown_without_the_marks_of_their_classes(self, t: ThinkTest, sqlite_url: str) -> None:
+        """A model is shown as its fields, for people and for programs."""
+
+        class CliTyped(ThinkWorkflow[CliAgent, Decision]):
+            def run(self, event: Any, step: Any) -> timedelta:
+                return timedelta(hours=2)
+
+        CliAgent("a").run_workflow(CliTyped, Decision(note="yes"), workflow_id="wf-1")
+        t.run_until_idle()
+        arguments = ("workflows", "show", "wf-1", "--database-url", sqlite_url)
+
+        shown, text = as_json(*arguments), run(*arguments).stdout
+
+        assert (shown["params"], shown["output"]) == ({"note": "yes"}, "2:00:00")
+        assert '{"note": "yes"}' in text
+        assert "$think" not in text
+
+    def test_an_event_for_a_run_that_has_ended_is_not_sent(self, t: ThinkTest, sqlite_url: str) -> None:
+        """Nobody would take it: exit code 1, with and without --workflow."""
+        self.start(t)
+        event = ("workflows", "send-event", "wf-1", "--type", "approval", "--database-url", sqlite_url)
+        run(*event, "--payload", '{"approved": true}')
+        t.skip("5 seconds")
+
+        late = [run(*event), run(*event, "--workflow", "CliWorkflow")]
+
+        assert [each.exit_code for each in late] == [1, 1]
+        for each in late:
+            assert "has ended (complete): nobody will take the event" in each.stderr
+            assert each.stdout == ""
+
+    def test_an_event_before_its_run_is_kept_and_that_is_told(self, t: ThinkTest, sqlite_url: str) -> None:
+        """With --workflow there need be no run yet; a slip in its name shows on standard error (A7)."""
+        early = run(
+            *("workflows", "send-event", "wf-1", "--workflow", "CliWorkflow", "--type", "approval"),
+            *("--payload", '{"approved": true, "reason": "early"}', "--database-url", sqlite_url),
+        )
+
+        self.start(t)
+        t.skip("5 seconds")
+
+        assert (early.exit_code, early.stdout) == (0, "")
+        assert "There is no run" in early.stderr
+        assert "kept for 24 hours for one that comes" in early.stderr
+        assert t.output(CliWorkflow, "wf-1") == {"reason": "early"}
 
     def test_one_is_shown_with_its_journal(self, t: ThinkTest, sqlite_url: str) -> None:
         """What it has done and what it waits for, under the names that the code gave (A18)."""
@@ -305,6 +377,20 @@ class TestDatabase:
         assert "Traceback" not in ran.output
         assert "secret" not in ran.output
 
+    @pytest.mark.parametrize("words", [("workflows", "list"), ("db", "current"), ("db", "upgrade")])
+    def test_a_file_that_is_no_database_is_named(self, words: tuple[str, ...], tmp_path: Path) -> None:
+        """One line: which file, and what to do; exit code 2."""
+        (tmp_path / "broken.db").write_text("This is no database. " * 100)
+
+        ran = run(*words, "--database-url", f"sqlite:///{tmp_path / 'broken.db'}")
+
+        assert (ran.exit_code, ran.stdout) == (2, "")
+        assert ran.stderr.startswith(
+            f"Error: The database {tmp_path / 'broken.db'} can't be used: file is not a"
+        )
+        assert "--database-url" in ran.stderr
+        assert ran.stderr.count("\n") == 1
+
     def test_a_tick_needs_a_broker_that_outlives_it(self, sqlite_url: str) -> None:
         """A knock into this process's own memory would be lost, and its row would wait the longer."""
         ran = run("tick", "--database-url", sqlite_url)
@@ -426,6 +512,90 @@ class TestDev:
         assert ran.returncode == 2
         assert "think_lease" in errors
         assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("stored", "plain"),
+    [
+        (
+            {"$think": "model", "c": "m:A", "v": {"a": {"$think": "UUID", "v": "u"}}, "x": {"b": [1]}},
+            {"a": "u", "b": [1]},
+        ),
+        ({"$think": "dict", "v": {"$think": "mine"}}, {"$think": "mine"}),
+        ([{"$think": "enum", "c": "m:E", "v": "RED"}], ["RED"]),
+        (
+            {"$think": "datetime", "v": {"at": "2026-01-01T00:00:00", "zone": "Europe/Berlin"}},
+            "2026-01-01T00:00:00[Europe/Berlin]",
+        ),
+        ({"$think": "time", "v": {"at": "08:00:00"}}, "08:00:00"),
+        ({"$think": "str", "v": "7aC97bCA"}, "\ufffd" * 6),
+        ({"$think": "later", "v": 1}, {"$think": "later", "v": 1}),
+    ],
+)
+def test_a_stored_value_is_shown_plainly(stored: Any, plain: Any) -> None:
+    """Without classes, which need not be known here; a kind of a later version stays as it is."""
+    assert plain_value(json.dumps(stored)) == plain
+
+
+def test_a_time_is_shown_with_its_zone() -> None:
+    """Two readers in two zones can't mistake it."""
+    moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+    told = as_shown(moment)
+
+    assert told.endswith("Z") or told[-6] in "+-"
+    assert datetime.fromisoformat(told) == moment
+    assert datetime.fromisoformat(told).utcoffset() == moment.astimezone().utcoffset()
+
+
+def on_terminal(columns: int, *arguments: str) -> str:
+    controller, terminal = pty.openpty()
+    environ = {**os.environ, "COLUMNS": str(columns)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "think_celery.cli", *arguments], stdout=terminal, stderr=terminal, env=environ
+    )
+    os.close(terminal)
+    told = b""
+    with suppress(OSError):  # its other end was closed
+        while piece := os.read(controller, 65536):
+            told += piece
+    os.close(controller)
+    assert process.wait(timeout=60) == 0, told
+    return told.decode()
+
+
+def test_a_long_error_is_cut_where_the_terminal_ends(t: ThinkTest, sqlite_url: str) -> None:
+    """One line a row on a terminal; whole where a program reads."""
+    long = "the reason " * 30
+    CliAgent("a").cancel_submission(CliAgent("a").submit_messages("x").submission_id, long)
+    arguments = ("submissions", "list", "--database-url", sqlite_url)
+
+    seen, piped = on_terminal(150, *arguments).splitlines(), run(*arguments).stdout
+
+    assert len(seen[1]) == 150
+    assert seen[1].endswith("…")
+    assert long.strip() in piped
+
+
+@pytest.mark.parametrize("words", [("submissions", "list"), ("submissions", "list", "--json")])
+def test_a_reader_that_leaves_is_no_error_to_tell(
+    words: tuple[str, ...], t: ThinkTest, sqlite_url: str
+) -> None:
+    """`| head -2` ends the output; nothing is said about it."""
+    for _ in range(3):
+        CliAgent("a").submit_messages("x")
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "think_celery.cli", *words, "--database-url", sqlite_url],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(writer)
+
+    assert ran.stderr == b""
 
 
 def test_help_names_every_command() -> None:

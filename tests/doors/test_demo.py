@@ -1,5 +1,7 @@
 """The demo as a user runs it: a command in a process of its own, without services and keys."""
 
+import fcntl
+import io
 import json
 import os
 import pty
@@ -7,16 +9,18 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from think_celery.demo.offline import offline_model
 from think_celery.demo.reports import samples
-from think_celery.demo.show import most_interesting
+from think_celery.demo.show import Screen, most_interesting
 from think_celery.demo.watch import Phase, Standing
 
 HIGH = {
@@ -158,7 +162,9 @@ class TestCommand:
         again = run("--state", state, "--pace", "0")
 
         assert (process.returncode, errors) == (130, "")
-        assert "nothing of them is lost" in out
+        assert re.search(
+            r"^Stopping… (2 of 2 reports are|1 of 2 reports is) not done; nothing is lost\.$", out, re.M
+        )
         assert f"think-celery demo --state {state}" in out
         assert again.returncode == 0, again.stderr
         assert "2 applied." in again.stdout
@@ -172,12 +178,53 @@ class TestCommand:
         )
 
         assert ran.returncode == 1
-        assert "could not connect to 127.0.0.1" in ran.stdout
+        assert "could not connect to 127.0.0.1:1" in ran.stdout
+        assert "Triaging 1 report with" in ran.stdout
         assert "1 failed." in ran.stdout
+        state = tmp_path / "state"
+        assert (
+            f"think-celery demo {state}/reports.jsonl --state {state}-again --model openai/none" in ran.stdout
+        )
         assert "sk-test-key" not in ran.stdout + (tmp_path / "state" / "demo.log").read_text()
+
+    def test_a_reader_that_leaves_is_no_error_to_tell(self, tmp_path: Path) -> None:
+        """`| head -2` ends the demo in order; nothing is said about it."""
+        process = start(given(tmp_path, HIGH, LOW), "--state", tmp_path / "state", "--pace", "0.05")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+
+        errors = process.stderr.read()
+        process.stderr.close()
+
+        assert process.wait(timeout=60) == 1
+        assert errors == ""
 
 
 class TestRefusals:
+    def test_a_broken_database_is_named_in_one_line(self, tmp_path: Path) -> None:
+        """Which file, and what to do; exit code 2 and no traceback."""
+        (tmp_path / "state").mkdir()
+        (tmp_path / "state" / "think.db").write_text("This is no database. " * 100)
+
+        ran = run(given(tmp_path, LOW), "--state", tmp_path / "state")
+
+        assert (ran.returncode, ran.stdout) == (2, "")
+        assert ran.stderr.startswith(
+            f"Error: The database {tmp_path}/state/think.db can't be used: file is not"
+        )
+        assert "another --state folder" in ran.stderr
+        assert ran.stderr.count("\n") == 1
+
+    @pytest.mark.parametrize("option", ["--state", "--out"])
+    def test_an_empty_folder_name_is_no_folder(self, option: str, tmp_path: Path) -> None:
+        """Such as an unset variable in a script: it does not mean the folder where one stands."""
+        ran = run(option, "")
+
+        assert ran.returncode == 2
+        assert "it is empty. Name a folder" in " ".join(ran.stderr.split())
+
     @pytest.mark.parametrize(
         ("content", "told"),
         [
@@ -222,6 +269,51 @@ class TestRefusals:
 
 
 @pytest.mark.services
+@pytest.mark.parametrize(("key", "code"), [(b"\x03", 130), (b"\x04", 2)], ids=["ctrl-c", "ctrl-d"])
+def test_leaving_the_question_leaves_its_box_whole(key: bytes, code: int, tmp_path: Path) -> None:
+    """Nothing of the draft is erased, and what is said next begins on a line of its own."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "think_celery.cli", "demo", str(given(tmp_path, HIGH))),
+            *("--state", str(tmp_path / "state"), "--pace", "0"),
+        ],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
+        preexec_fn=own_terminal,
+    )
+    os.close(terminal)
+    killer = threading.Timer(60, process.kill)
+    killer.start()
+    shown, pressed = "", False
+    try:
+        while data := _read(controller):
+            shown += data
+            if not pressed and "[y/n]" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown):
+                os.write(controller, key)
+                pressed = True
+        ended = process.wait()
+    finally:
+        killer.cancel()
+        os.close(controller)
+
+    after = shown[shown.index("H-1 needs approval") :]
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", after).replace("\r", "").split("\n")
+    assert ended == code, shown
+    assert not re.search(r"\x1b\[\d*[AJK]|\x1b\[2K", after)  # up, or erase
+    said = "Stopping… 1 of 1 report is not done" if code == 130 else "A report needs approval"
+    assert any(line.startswith(said) for line in lines)
+
+
+def own_terminal() -> None:
+    """Make standard input the terminal that sends Ctrl-C to this process."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.mark.services
 def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
     """Live rows while it works, the draft of a grave report with its question, the table at the end."""
     controller, terminal = pty.openpty()
@@ -259,19 +351,20 @@ def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
     assert result(tmp_path / "state", "H-1")["outcome"] == "applied"
 
 
-BEGIN = """
-import think_celery.celery
-from think_celery.demo.agents import TriageAgent
-from think_celery.demo.reports import Report
+PRODUCTION = Path(__file__).parents[2] / "docs" / "howto" / "production.md"
 
-text = "How can I invite my tax adviser? She should read all invoices and change nothing."
-print(TriageAgent("L-1").triage(Report(report_id="L-1", title="", text=text)))
-"""
+
+def told_in_the_how_to() -> str:
+    """The lines that start a demo workflow from another process."""
+    (block,) = re.findall(
+        r"^```text\n(import think_celery\.celery.*?)^```$", PRODUCTION.read_text(), re.M | re.S
+    )
+    return str(block)
 
 
 @pytest.mark.services
 def test_a_celery_worker_serves_the_demo_s_classes(tmp_path: Path) -> None:
-    """`celery -A think_celery worker`, without a broker: what another process starts on its database is done."""
+    """`celery -A think_celery worker`, without a broker: what another process starts as the how-to says is done."""
     with offline_model(tmp_path / "log", pace=0) as url:
         environ = {
             **os.environ,
@@ -289,9 +382,13 @@ def test_a_celery_worker_serves_the_demo_s_classes(tmp_path: Path) -> None:
         )
         try:
             begun = subprocess.run(
-                [sys.executable, "-c", BEGIN], env=environ, capture_output=True, text=True, timeout=60
+                [sys.executable, "-c", told_in_the_how_to()],
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=60,
             )
-            done = tmp_path / "desk" / "results" / "L-1.json"
+            done = tmp_path / "desk" / "results" / "7.json"
             until = time.monotonic() + 60
             while not done.exists() and worker.poll() is None and time.monotonic() < until:
                 time.sleep(0.1)
@@ -299,7 +396,7 @@ def test_a_celery_worker_serves_the_demo_s_classes(tmp_path: Path) -> None:
             worker.terminate()
             worker.wait(timeout=60)
 
-    assert begun.stdout == "L-1\n", begun.stderr
+    assert begun.stdout == "7\n", begun.stderr
     assert json.loads(done.read_text())["labels"] == ["question"]
 
 
@@ -308,6 +405,25 @@ def _read(descriptor: int) -> str:
         return os.read(descriptor, 65536).decode("utf-8", "replace")
     except OSError:  # the other end was closed
         return ""
+
+
+def test_only_the_detail_gives_way_on_a_narrow_terminal() -> None:
+    """At 80 x 24 ids and phases stand whole and in one column, however long the details are."""
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True, color_system=None)
+    details = ["", "short", "a long sentence of the model " * 20, "x" * 500]
+    standing = {
+        f"INK-{101 + at}": Standing(phase=phase, detail=details[at % 4])
+        for at, phase in enumerate([*Phase, *Phase])
+    }
+
+    console.print(Screen(console)._board(standing))
+
+    rows = [line for line in out.getvalue().splitlines() if "INK-" in line]
+    assert [row[3:10] for row in rows] == list(standing)
+    assert [row[11:25].rstrip() for row in rows] == [each.phase for each in standing.values()]
+    assert max(len(row.rstrip()) for row in rows) <= 80
+    assert sum(row.rstrip().endswith("…") for row in rows) == 6
 
 
 def test_with_more_reports_than_lines_those_at_work_are_shown() -> None:

@@ -1,6 +1,7 @@
 """The demo's reports: what is read from files, how it is searched, and what the offline model makes of it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ class TestReading:
             report("No heading here.\nTwo lines.", "", "issue-2"),
             report("# Only a heading", "Only a heading", "issue-3"),
         ]
+
+    def test_a_text_file_is_a_report_as_markdown_is(self, tmp_path: Path) -> None:
+        """And whoever names a file of another kind is told so."""
+        (tmp_path / "mail.txt").write_text("It broke.")
+
+        assert read_files([tmp_path / "mail.txt"]) == [report("It broke.", "", "mail")]
+        with pytest.raises(InvalidReport, match=r"\.md, \.txt: one report each"):
+            read_files([tmp_path / "mail.pdf"])
 
     @pytest.mark.parametrize(
         ("content", "place", "problem"),
@@ -339,4 +348,26 @@ class TestDesk:
         desk = Desk(folder=tmp_path, out=tmp_path / "o")
 
         assert desk.database_url == f"sqlite:///{tmp_path}/think.db"
-        assert desk.result_file("a/../b") == tmp_path / "o" / "a%2F..%2Fb.json"
+        assert desk.result_file("INK-1.2") == tmp_path / "o" / "INK-1.2.json"
+
+    @pytest.mark.parametrize(
+        ("report_id", "words"),
+        [
+            ("../../etc/x", "etc-x"),
+            (".hidden", "hidden"),
+            ("a b/c", "a-b-c"),
+            ("Größe 5", "Größe-5"),
+            ("..", "report"),
+            ("😀" * 100, "report"),
+            ("ж" * 100, "ж" * 40),
+        ],
+    )
+    def test_any_id_makes_a_visible_file_name(self, report_id: str, words: str, tmp_path: Path) -> None:
+        """Its words can be read, it lies in the folder, and no other id has the same."""
+        desk = open_desk(tmp_path)
+        path = Path(desk.put_result(report_id, {"labels": []}, "key"))
+
+        assert re.fullmatch(re.escape(words) + r"~[0-9a-f]{10}\.json", path.name)
+        assert (path.parent, path.exists()) == (desk.out, True)
+        assert desk.result_file(f"{report_id}/") != path
+        assert desk.result_file(words) != path

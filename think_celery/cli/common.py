@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import sqlite3
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -30,10 +33,32 @@ class Group(click.Group):
         except ThinkError as error:
             raise failure_of(error) from error
         except Exception as error:
+            if is_broken_file(error):
+                raise Unusable(_told_of_broken_file(ctx, error)) from error
             if not is_away(error):
                 raise
             cause = getattr(error, "orig", None) or error
             raise Failure(f"The database can't be reached: {' '.join(str(cause).split())}") from error
+
+
+def is_broken_file(error: BaseException) -> bool:
+    """Whether what should be a SQLite database is none, or a broken one."""
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+_FILE = "think_celery.database_file"
+_REMEDY = "Name another with --database-url, or put a copy that is whole in its place."
+
+
+def name_database(path: object, remedy: str = _REMEDY) -> None:
+    """Say which file the command opens, and what to do if it turns out to be broken."""
+    click.get_current_context().meta[_FILE] = f"The database {path}", remedy
+
+
+def _told_of_broken_file(ctx: click.Context, error: Exception) -> str:
+    file, remedy = ctx.meta.get(_FILE, ("The database", _REMEDY))
+    return f"{file} can't be used: {getattr(error, 'orig', error)}. {remedy}"
 
 
 class Failure(click.ClickException):
@@ -110,6 +135,8 @@ def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
         celery.conf["think_database_url"] = database_url
     think = ThinkCelery(celery)
     settings = think.runtime.settings
+    if think.runtime.db.url.get_backend_name() == "sqlite":
+        name_database(think.runtime.db.url.database)
     if database_url is not None and settings.database_url != database_url:
         raise Unusable(
             f"--database-url: importing {app} has opened another database already. Set think_database_url or "
@@ -160,7 +187,10 @@ def print_json(value: Any) -> None:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str) -> None:
-    """Print rows in columns, or *nothing* where there are none. The last column may be long."""
+    """Print rows in columns, or *nothing* where there are none.
+
+    The last column may be long: on a terminal it is cut where a line of it ends, elsewhere it is whole.
+    """
     texts = [[shown(cell) for cell in row] for row in rows]
     if not texts:
         click.echo(nothing)
@@ -168,7 +198,18 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], nothing: st
     widths = [max(len(row[at]) for row in [list(heads), *texts]) for at in range(len(heads) - 1)]
     for row in [list(heads), *texts]:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo("  ".join([*cells, row[-1]]).rstrip())
+        click.echo(_cut("  ".join([*cells, row[-1]]).rstrip(), sum(widths) + 2 * len(widths)))
+
+
+LEAST_OF_LAST_COLUMN = 20
+
+
+def _cut(line: str, before_last: int) -> str:
+    """A line that fits the terminal, but shows a piece of the last column at least."""
+    if not sys.stdout.isatty():
+        return line
+    room = max(shutil.get_terminal_size().columns, before_last + LEAST_OF_LAST_COLUMN)
+    return line if len(line) <= room else line[: room - 1] + "…"
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
@@ -184,7 +225,7 @@ def shown(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return value.astimezone().isoformat(" ", "seconds").replace("+00:00", "Z")
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
     return " ".join(str(value).split())

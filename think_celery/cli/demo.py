@@ -2,20 +2,36 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+
+from think_celery.cli.common import name_database
+
+
+class Folder(click.Path):
+    """A folder's path; none is not the one where one stands."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if value == "":
+            self.fail("it is empty. Name a folder, or leave the option away.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--state",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     help="Keep the rows here, and go on with what lies here. Without it: a new folder.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     help="Where the results go. Without it: `results` in the state folder.",
 )
 @click.option(
@@ -51,8 +67,9 @@ def demo(
 ) -> None:
     """Triage issue reports, with no server and no key.
 
-    FILES are JSONL (one report a line: {"id": …, "title": …, "text": …}) or Markdown (one report each);
-    without any, the reports that come with the package, or those that lie in --state already.
+    FILES are JSONL (.jsonl, one report a line: {"id": …, "title": …, "text": …}) or Markdown or plain text
+    (.md, .txt, one report each); without any, the reports that come with the package, or those that lie in
+    --state already.
 
     Kill it at any moment, even with kill -9, and start it again with the same --state: it goes on where
     it was.
@@ -63,6 +80,8 @@ def demo(
 
     from think_celery.demo.run import Options, run
 
+    if state is not None:
+        name_database(state / "think.db", "Choose another --state folder, or remove that file to begin anew.")
     console = Console(highlight=False)
     terminal = console.is_terminal and sys.stdin.isatty()
     options = Options(

@@ -1,5 +1,6 @@
 """``think-celery submissions``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -18,8 +19,12 @@ from think_celery.domain import conversation
 from think_celery.domain import submissions as domain
 from think_celery.errors import SubmissionNotFound
 from think_celery.ids import AgentRef
+from think_celery.messages import UIMessage, as_messages
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
+
+LOOK_BACK, LONGEST_QUESTION = 50, 5
+"""Among how many messages before the answer the question is looked for, and of how many it may be."""
 
 
 @click.group(cls=Group)
@@ -74,16 +79,17 @@ def list_(
 @app_options
 @json_option
 def show(submission_id: str, app: str | None, database_url: str | None, as_json: bool) -> None:
-    """Show one submission and its answer."""
+    """Show one submission, with what was asked and the answer, as far as they are stored."""
     rt = runtime_of(app, database_url)
     row = domain.require(rt, submission_id)
-    answer = _answer(rt, row)
+    question, answer = _question(rt, row), _answer(rt, row)
     if as_json:
-        print_json(_as_dict(row) | {"answer": answer})
+        print_json(_as_dict(row) | {"question": question, "answer": answer})
         return
     print_fields({name: value for name, value in _as_dict(row).items() if name != "submission_id"})
-    if answer is not None:
-        click.echo(f"\n{answer}")
+    for name, text in (("Question", question), ("Answer", answer)):
+        if text is not None:
+            click.echo(f"\n{name}:\n{text}")
 
 
 @submissions.command()
@@ -111,6 +117,26 @@ def _agent(given: str | None) -> AgentRef | None:
             f"{given!r} is no CLASS:NAME, such as TriageAgent:issue-42.", param_hint="--agent"
         )
     return AgentRef(agent_class, name)
+
+
+def _question(rt: Runtime, row: Any) -> str | None:
+    """What was asked: in the row until the turn begins, then in the conversation, unless that was reset."""
+    if row.messages:
+        return _texts(as_messages(row.messages))
+    history = conversation.history(rt, AgentRef(row.agent_class, row.agent_name))
+    ids = [message.id for message in history]
+    end = ids.index(row.message_id) if row.message_id in ids else len(history)
+    asked_before = history[max(0, end - LOOK_BACK) : end]
+    for last in range(len(asked_before), 0, -1):  # others may have added messages meanwhile
+        for first in range(last - 1, max(-1, last - 1 - LONGEST_QUESTION), -1):
+            messages = asked_before[first:last]
+            if domain.payload_fingerprint(messages) == row.fingerprint:
+                return _texts(messages)
+    return None
+
+
+def _texts(messages: Sequence[UIMessage]) -> str | None:
+    return "\n".join(message.text for message in messages if message.text) or None
 
 
 def _answer(rt: Runtime, row: Any) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from think_celery.cli.common import (
+    Failure,
     Group,
     Unusable,
     app_options,
@@ -15,11 +16,12 @@ from think_celery.cli.common import (
     print_table,
     runtime_of,
 )
+from think_celery.cli.plain import plain_value
 from think_celery.domain import runs
 from think_celery.domain import workflows as domain
 from think_celery.domain.runs import find_row
 from think_celery.ids import WorkflowRef
-from think_celery.states import WorkflowStatus
+from think_celery.states import WorkflowStatus, is_terminal
 from think_celery.store import steps
 
 
@@ -129,7 +131,10 @@ def send_event(
     app: str | None,
     database_url: str | None,
 ) -> None:
-    """Send an event to a run. With --workflow one that comes before its run is kept for it."""
+    """Send an event to a run. With --workflow one that comes before its run is kept for it, for 24 hours.
+
+    Exits with 1 and sends nothing if the run has ended.
+    """
     try:
         value = None if payload is None else json.loads(payload)
     except ValueError as error:
@@ -138,11 +143,23 @@ def send_event(
     reference = (
         WorkflowRef(workflow, workflow_id) if workflow else _reference(find_row(rt, workflow_id, None))
     )
+    found = domain.get(rt, reference)
+    if found is not None and is_terminal(WorkflowStatus(found.status)):
+        raise Failure(
+            f"{reference} has ended ({found.status}): nobody will take the event. Nothing was sent; to run it "
+            "again, start it under another workflow_id."
+        )
     try:
         domain.send_event(rt, reference, type=event_type, payload=value, idempotency_key=key)
     except ValueError as error:
         raise Unusable(str(error)) from error
-    click.echo(f"Sent {event_type!r} to {reference}.")
+    if found is None:
+        click.echo(
+            f"There is no run {reference} yet: {event_type!r} is kept for 24 hours for one that comes.",
+            err=True,
+        )
+    else:
+        click.echo(f"Sent {event_type!r} to {reference}.")
 
 
 @workflows.command()
@@ -161,11 +178,6 @@ def _reference(row: Any) -> WorkflowRef:
     return WorkflowRef(row.workflow, row.workflow_id)
 
 
-def _value(stored: str | None) -> Any:
-    """A stored value as the JSON that it is; its classes may not be known here."""
-    return None if stored is None else json.loads(stored)
-
-
 def _as_dict(row: Any) -> dict[str, Any]:
     return {
         "workflow": row.workflow,
@@ -178,8 +190,8 @@ def _as_dict(row: Any) -> dict[str, Any]:
         "metadata": row.metadata,
         "attempts": row.attempts,
         "wake_at": row.wake_at,
-        "params": _value(row.params),
-        "output": _value(row.output),
+        "params": plain_value(row.params),
+        "output": plain_value(row.output),
         "error_type": row.error_type,
         "error": row.error,
         "created_at": row.created_at,

@@ -4,14 +4,15 @@ Every write replaces a whole file at once, so that whoever reads one, or starts 
 meets half of it.
 """
 
+import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from think_celery.demo.reports import InvalidReport, Report, parse_lines
 
@@ -72,7 +73,7 @@ class Desk:
 
     def result_file(self, report_id: str) -> Path:
         """Where the result of a report lies."""
-        return self.out / f"{quote(report_id, safe='')}.json"
+        return self.out / f"{file_name(report_id)}.json"
 
     def result(self, report_id: str) -> dict[str, Any] | None:
         """The result of a report, or ``None`` as long as there is none."""
@@ -94,6 +95,22 @@ class Desk:
             whole = {"report": report_id, **result, "idempotency_key": idempotency_key}
             write_whole(path, json.dumps(whole, ensure_ascii=False, indent=2) + "\n")
         return str(path)
+
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.))*")
+_OTHERS = re.compile(r"[^\w-]+")
+_LONGEST_WORDS = 40
+
+
+def file_name(report_id: str) -> str:
+    """A visible name for files about a report, in this folder whatever the id is; no two ids share one.
+
+    It is the id itself where that is plain, else the words of it and a mark made of the whole.
+    """
+    if _PLAIN_ID.fullmatch(report_id):
+        return report_id
+    words = _OTHERS.sub("-", report_id).strip("-")[:_LONGEST_WORDS] or "report"
+    return f"{words}~{hashlib.sha256(report_id.encode()).hexdigest()[:10]}"
 
 
 def open_desk(folder: Path, out: Path | None = None) -> Desk:

@@ -36,7 +36,9 @@ class InvalidReport(InvalidValue):
 
 
 _LINE = f"Each line is one report as a JSON object, such as {EXAMPLE}."
-_FILES = "Name a JSONL file (.jsonl: one report a line) or Markdown files (.md: one report each)."
+_FILES = (
+    "Name a JSONL file (.jsonl: one report a line), or Markdown or text files (.md, .txt: one report each)."
+)
 
 
 def samples() -> list[Report]:

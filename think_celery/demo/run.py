@@ -21,7 +21,7 @@ from think_celery.demo.agents import TriageAgent, TriageWorkflow
 from think_celery.demo.desk import Desk, open_desk
 from think_celery.demo.offline import MODEL, offline_model
 from think_celery.demo.reports import Report, read_files, samples
-from think_celery.demo.show import Screen, show_results
+from think_celery.demo.show import Screen, count, show_results
 from think_celery.demo.watch import Phase, Watch
 from think_celery.embedded import embedded
 from think_celery.memory import default_to_memory
@@ -143,9 +143,8 @@ class Demo:
             return self._conclude()
         except KeyboardInterrupt:
             left = len(self._watch.unfinished)
-            self._tell(
-                f"Stopping. {left} of {len(self._reports)} reports are not done; nothing of them is lost."
-            )
+            total, are = count(len(self._reports), "report"), "is" if left == 1 else "are"
+            self._tell(f"Stopping… {left} of {total} {are} not done; nothing is lost.")
             self._tell(f"Go on with: {self._command()}")
             return STOPPED
         except EOFError:
@@ -159,7 +158,8 @@ class Demo:
         self._tell(f"State:   {self._desk.folder} (show it again: {self._command()})")
         failed = any(standing.phase is Phase.FAILED for standing in self._watch.standing.values())
         if failed:
-            self._tell("What failed stays so in these rows. To try again, start with another --state folder.")
+            self._tell("What failed stays so in this folder. To try again, go on in another one:")
+            self._tell(f"  {self._command(again=True)}")
         return FAILED if failed else OK
 
     def _follow(self) -> None:
@@ -204,10 +204,16 @@ class Demo:
 
     def _greet(self) -> None:
         model = self._options.model or "the offline model (rules, no network)"
-        self._tell(f"Triaging {len(self._reports)} reports with {model}; the rows are in {self._desk.folder}")
+        reports = count(len(self._reports), "report")
+        self._tell(f"Triaging {reports} with {model}; the rows are in {self._desk.folder}")
 
-    def _command(self) -> str:
-        words = ["think-celery", "demo", "--state", str(self._desk.folder)]
+    def _command(self, *, again: bool = False) -> str:
+        """What goes on here, or takes the reports to a new folder *again*."""
+        folder = str(self._desk.folder)
+        words = ["think-celery", "demo"]
+        words += (
+            [str(self._desk.reports_file), "--state", f"{folder}-again"] if again else ["--state", folder]
+        )
         if self._options.model:
             words += ["--model", self._options.model]
         if self._options.base_url:

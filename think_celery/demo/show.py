@@ -26,6 +26,7 @@ STYLES = {
 }
 SEVERITIES = {"high": "bold red", "medium": "yellow", "low": "green"}
 MARKS = {Phase.QUEUED: "·", Phase.WAITING: "?", Phase.APPLIED: "✓", Phase.REJECTED: "✗", Phase.FAILED: "!"}
+LONGEST_SHOWN_ID = 24
 _PLAIN = {"·": ".", "✓": "ok", "✗": "no"}
 
 
@@ -40,13 +41,21 @@ class Screen:
 
     def __enter__(self) -> "Screen":
         if self.console.is_terminal:
-            self._live = Live(console=self.console, transient=True, refresh_per_second=12)
-            self._live.start()
+            self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._stop()
+
+    def _start(self) -> None:
+        self._live = Live(console=self.console, transient=True, refresh_per_second=12)
+        self._live.start()
+
+    def _stop(self) -> None:
+        """Take the rows away. They are never started again: that would erase as many lines of what came after."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
     def update(self, standing: Mapping[str, Standing]) -> None:
         """Show how things stand now."""
@@ -63,18 +72,17 @@ class Screen:
         ended = sum(1 for each in standing.values() if each.phase in ENDED)
         head = Table.grid(padding=(0, 1))
         head.add_row(
-            Text(f"Triaging {len(standing)} reports"),
+            Text(f"Triaging {count(len(standing), 'report')}"),
             ProgressBar(total=len(standing), completed=ended, width=24),
             Text(f"{ended} done", style="dim"),
         )
-        rows = Table.grid(padding=(0, 1))
+        rows = Table.grid(padding=(0, 1), expand=True)
         room = max(self.console.height - 4, 3)
         shown = most_interesting(standing, room)
         width = max((len(name) for name in shown), default=0)
-        rows.add_column(width=2)
-        rows.add_column(width=min(width, 24), no_wrap=True)
-        rows.add_column(width=14, no_wrap=True)
-        rows.add_column(no_wrap=True, overflow="ellipsis")
+        for fixed in (2, min(width, LONGEST_SHOWN_ID), max(map(len, Phase))):
+            rows.add_column(width=fixed, min_width=fixed, no_wrap=True, overflow="ellipsis")
+        rows.add_column(ratio=1, no_wrap=True, overflow="ellipsis")  # the only one that gives way
         for name in shown:
             now = standing[name]
             mark: RenderableType = self._spinner if now.phase is Phase.WORKING else self._mark(now.phase)
@@ -97,18 +105,25 @@ class Screen:
         Raises:
             EOFError: There is nobody to answer.
         """
-        if self._live is not None:
-            self._live.stop()
-        try:
-            self.console.print(_draft_panel(report_id, draft))
-            while True:
+        self._stop()
+        self.console.print(_draft_panel(report_id, draft))
+        while True:
+            try:
                 answer = self.console.input("Apply these labels? [bold]\\[y/n][/bold] ").strip().lower()
-                if answer in ("y", "yes", "n", "no"):
-                    return answer.startswith("y")
-                self.console.print("Answer y or n. (Ctrl-C stops; what is open is asked again next time.)")
-        finally:
-            if self._live is not None:
-                self._live.start()
+            except (KeyboardInterrupt, EOFError):
+                self.console.print()  # what is said next stands on a line of its own
+                raise
+            if answer in ("y", "yes", "n", "no"):
+                break
+            self.console.print("Answer y or n. (Ctrl-C stops; what is open is asked again next time.)")
+        if self.console.is_terminal:
+            self._start()
+        return answer.startswith("y")
+
+
+def count(number: int, noun: str) -> str:
+    """Such as ``1 report`` or ``2 reports``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def most_interesting(standing: Mapping[str, Standing], room: int) -> list[str]:

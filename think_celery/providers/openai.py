@@ -147,7 +147,9 @@ class OpenAIModel:
             case ModelError():
                 return self._named(error)
             case httpx.ConnectError() | httpx.ConnectTimeout():
-                text = f"could not connect to {httpx.URL(self._url).host}: {error or type(error).__name__}"
+                text = (
+                    f"could not connect to {_address(httpx.URL(self._url))}: {error or type(error).__name__}"
+                )
                 return self._named(ModelError(text, retryable=True))
             case httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
                 return self._named(ModelError(f"the request could not be sent: {error}"))
@@ -304,6 +306,10 @@ def _completions_url(name: str, base_url: str) -> str:
     except (httpx.InvalidURL, TypeError):
         pass
     raise NoModel(name, f"its base_url must be an http(s) URL such as {OPENAI_URL}")
+
+
+def _address(url: httpx.URL) -> str:
+    return f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
 
 
 def _parsed(text: str) -> Any:
