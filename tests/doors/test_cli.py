@@ -238,7 +238,7 @@ class TestWorkflows:
         def pay() -> None:
             raise NonRetryableError("no money")
 
-        class CliFailing(ThinkWorkflow):
+        class CliFailing(ThinkWorkflow[CliAgent, Any]):
             def run(self, event: Any, step: Any) -> None:
                 step.do("pay", pay)
 

@@ -77,4 +77,4 @@ def tick(app: str | None, database_url: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"rows": rows})
     else:
-        click.echo(f"{rows} rows were moved or knocked for.")
+        click.echo(f"{rows} {'row was' if rows == 1 else 'rows were'} moved or knocked for.")
