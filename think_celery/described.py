@@ -16,6 +16,6 @@ def describe(error: BaseException) -> tuple[str, str]:
     """The type and the text of an error, storable; also of one whose own ``__str__`` fails."""
     try:
         text = str(error)
-    except Exception as broken:
+    except BaseException as broken:
         text = f"(its text can't be made: {type(broken).__name__})"
     return storable(type(error).__name__, MAX_TYPE), storable(text, MAX_ERROR)

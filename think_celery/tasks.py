@@ -6,7 +6,7 @@ from collections.abc import Callable
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from think_celery.domain import tick
+from think_celery.domain import calls, tick
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import WORK, Work
 from think_celery.errors import TaskFailed, TaskInterrupted
@@ -74,8 +74,11 @@ def register(app: Celery, runtime: Callable[[], Runtime]) -> None:
             row = " ".join(ids.values())
             try:
                 outcome = work.run(rt, **ids)
-            except Exception as error:
-                # A database's own words can hold what a row holds; Celery would print and send them.
+            except BaseException as error:
+                if calls.interrupts(error):
+                    raise
+                # Celery's pools don't survive every BaseException. And a database's own words can hold what a
+                # row holds; Celery would print and send them.
                 logger.error("%s could not be worked on: %s", row, trace_of(error))
                 raise TaskInterrupted(row, type(error).__name__) from None
             return _report(rt, row, outcome, work.failure)

@@ -1,6 +1,7 @@
 """The Celery tasks: their names, their words, and what a host's configuration can't do to them."""
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -90,15 +91,21 @@ class TestWords:
             "nobody: not-found",
         ]
 
+    @pytest.mark.parametrize("kind", [OSError, CancelledError, SystemExit])
     def test_an_error_that_is_not_the_row_s_shows_no_words_of_a_database(
-        self, t: ThinkTest, app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        kind: type[BaseException],
+        t: ThinkTest,
+        app: Celery,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """Celery prints and sends what a task raises, and a database's own text can hold what a row holds."""
+        """Celery prints and sends what a task raises, and its pools don't survive every BaseException."""
 
         words = f"Failing row contains ({'s3cret'})"
 
         def refuse(rt: Any, submission_id: str) -> Any:
-            raise OSError(words)
+            raise kind(words)
 
         work = replace(WORK["think.submission.run"], run=refuse)
         monkeypatch.setitem(WORK, "think.submission.run", work)  # type: ignore[arg-type]
@@ -108,11 +115,11 @@ class TestWords:
         with pytest.raises(TaskInterrupted) as raised:
             own.tasks["think.submission.run"](submission_id="s-1")
 
-        assert (raised.value.row, raised.value.error_type) == ("s-1", "OSError")
+        assert (raised.value.row, raised.value.error_type) == ("s-1", kind.__name__)
         assert raised.value.__cause__ is None
         assert "s3cret" not in str(raised.value)
         assert "s3cret" not in caplog.text
-        assert "OSError" in caplog.text
+        assert kind.__name__ in caplog.text
 
     def test_a_workflow_that_parks_is_ignored(self, t: ThinkTest, app: Celery) -> None:
         """Parking ends no row, so the task has no state yet; the last one of the run has."""

@@ -192,11 +192,10 @@ class _Pass:
         try:
             workflow = self.claim.cls._bound_to(self.rt, self.replay.agent)
             ended = calls.Done(workflow.run(event, ThinkWorkflowStep(self.replay)))
-        except Exception as error:
+        except BaseException as error:
+            if calls.passes(error) and not isinstance(error, Exception):
+                raise  # the end of this worker: nothing of the run is touched on its way out
             ended = calls.Failed(error)
-        except (Suspend, SystemExit) as error:
-            ended = calls.Failed(error)
-        # Any other BaseException is the end of this worker: nothing of the run is touched on its way out.
         self.hold.extend(PASS_SECONDS)
         if self.replay.stop is not None:
             return self._stopped(self.replay.stop, ended)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from think_celery.errors import CallTimeout
+from think_celery.errors import CallTimeout, Suspend, TurnCancelled, Unwind
 from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortSignal
@@ -89,9 +89,23 @@ class _Helper(Generic[T]):
             return self._outcome
 
 
+CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate"}
+
+
 def interrupts(error: BaseException) -> bool:
-    """Whether it was not the code's own doing but came from outside: Ctrl-C, or Celery's soft time limit."""
-    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SoftTimeLimitExceeded"
+    """Whether it was not the code's own doing but came from outside: Ctrl-C, Celery's time limit or shutdown."""
+    if isinstance(error, KeyboardInterrupt):  # signals come to the main thread only
+        return threading.current_thread() is threading.main_thread()
+    return type(error).__name__ in CELERYS
+
+
+def passes(error: BaseException) -> bool:
+    """Whether it goes on upwards: what ends this worker from outside, or in a test.
+
+    Everything else that users' code raises is that code's failure, ``SystemExit`` and asyncio's
+    ``CancelledError`` too: let through, it would end or wedge the worker, and the row would never end.
+    """
+    return interrupts(error) or (isinstance(error, Unwind) and not isinstance(error, Suspend | TurnCancelled))
 
 
 def run(function: Callable[[], T]) -> Done[T] | Failed:

@@ -201,7 +201,7 @@ def _raised(replay: Replay, asked: Asked, error: BaseException) -> Failure:
     if isinstance(error, LeaseLost | Suspend | TurnCancelled):  # work of ours that ends in here, not the step
         replay.before_effect(asked)
         replay.halt("interrupted", asked.ref.step)
-    if not isinstance(error, Exception) and type(error) is not SystemExit:
+    if calls.passes(error):
         raise error
     failure = failure_of(error)
     return failure.for_good() if isinstance(error, PERMANENT) else failure

@@ -13,7 +13,7 @@ from think_celery.domain.answers import input_chunk, settled_chunk
 from think_celery.domain.drafts import Draft
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
-from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled, Unwind
+from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled
 from think_celery.messages import ToolPart
 from think_celery.runtime import Runtime
 from think_celery.tools import Tool, ToolContext, dump_result, parse_arguments
@@ -135,7 +135,7 @@ class _Runs:
         try:
             output = self._output(call)
         except BaseException as error:
-            if calls.interrupts(error) or isinstance(error, Unwind):
+            if calls.passes(error):
                 raise
             logger.info(
                 "tool %s of submission %s raised %s",

@@ -131,7 +131,7 @@ class Turn:
                 return self._interrupted(error)
             case LeaseLost():
                 raise error
-            case Exception():
+            case _ if not calls.passes(error):
                 if isinstance(error, ConfigurationError):  # its text names settings and classes only
                     logger.error("submission %s can't be answered: %s", self.row.id, error)
                 elif not isinstance(error, ThinkError):
@@ -290,7 +290,7 @@ class Turn:
     # --- ends -------------------------------------------------------------------------------------
 
     def _finish(
-        self, status: SubmissionStatus, *, error: Exception | None = None, output: Any = None
+        self, status: SubmissionStatus, *, error: BaseException | None = None, output: Any = None
     ) -> Outcome:
         """Promise 6: the message, the status, the lease and the workflow's news in one transaction."""
         error_type, text = (None, None) if error is None else describe(error)
