@@ -44,7 +44,7 @@ class Publisher:
     what is not sent then, the tick finds in the database. After a fork the child begins anew.
 
     With ``task_always_eager`` the task runs in the caller, before the call returns; knocks that are made
-    meanwhile are queued and run after it, in order.
+    meanwhile are queued and run after it, in order, whatever each of them raises.
     """
 
     def __init__(self, app: Celery, clock: Clock) -> None:
@@ -104,9 +104,10 @@ class Publisher:
         self._eager.waiting = waiting = deque([knock])
         try:
             while waiting:
-                _apply(self._app, waiting.popleft(), {})
-        except Exception as error:
-            logger.warning("an eager task raised %s; the tick does what is left", type(error).__name__)
+                try:
+                    _apply(self._app, waiting.popleft(), {})
+                except Exception as error:  # with task_eager_propagates: it is not the end of the others
+                    logger.warning("an eager task raised %s; its row says how it stands", type(error).__name__)
         finally:
             self._eager.waiting = None
 

@@ -228,6 +228,29 @@ class TestEager:
 
         assert order == [f"{what} id-{n}" for n in (1, 2, 3) for what in ("begin", "end")]
 
+    def test_a_task_that_raises_does_not_keep_the_others_from_running(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """With task_eager_propagates too each knock is run, in order; a failure is logged, by its type alone."""
+        app = an_app(task_always_eager=True, task_eager_propagates=True)
+        order: list[str] = []
+        publisher = Publisher(app, SystemClock())
+
+        @app.task(name="own.run", shared=False)
+        def run(submission_id: str) -> None:
+            order.append(submission_id)
+            if submission_id == "id-1":
+                publisher(replace(knock(2), task="own.run"))
+                publisher(replace(knock(3), task="own.run"))
+            if submission_id != "id-3":
+                raise LookupError("tulip")
+
+        publisher(replace(knock(1), task="own.run"))
+
+        assert order == ["id-1", "id-2", "id-3"]
+        ours = [record.getMessage() for record in caplog.records if record.name == publishing.logger.name]
+        assert ours == ["an eager task raised LookupError; its row says how it stands"] * 2
+
     def test_what_a_task_raises_is_not_the_callers(self, caplog: pytest.LogCaptureFixture) -> None:
         """Not even with task_eager_propagates: the call that was accepted has succeeded."""
         app = an_app(task_always_eager=True, task_eager_propagates=True)
