@@ -28,6 +28,7 @@ from tests.providers.server import (
     HANG,
     KEEP_ALIVES,
     Delay,
+    Hang,
     ModelServer,
     Piece,
     Response,
@@ -43,6 +44,7 @@ from tests.providers.server import (
 from think_celery.errors import ModelAborted, ModelError, NoModel
 from think_celery.protocols import Model, ModelTimeouts, ToolCallComplete, Usage
 from think_celery.providers.openai import OpenAIModel
+from think_celery.providers.openai_request import _arguments
 from think_celery.signals import AbortController
 
 
@@ -266,6 +268,37 @@ class TestFrames:
             ask(model)
         assert failed.value.retryable
 
+    @pytest.mark.parametrize("depth", [400, 900, 960, 100_000])
+    @pytest.mark.parametrize("form", ["frame", "error", "body", "refusal", "last frame"])
+    def test_what_is_nested_too_deep_is_garbage_too(self, server, model, form, depth):
+        """Whatever is sent like that, and wherever it stops to be readable: a failed attempt, never a bare RecursionError."""
+        nested = b"[" * depth + b"]" * depth
+        match form:
+            case "frame":
+                server.script([chunk({"content": "A"}), b"data: %s\n\n" % nested, DONE])
+            case "error":
+                server.script([b'data: {"error": {"message": %s, "code": 502}}\n\n' % nested, DONE])
+            case "body":
+                server.script(stream(b'{"error": {"code": 502, "message": %s}}' % nested))
+            case "refusal":
+                server.script(stream(b'{"error": {"message": %s}}' % nested, status=502))
+            case _:
+                server.script([chunk({"content": "A"}), b"data: %s" % nested])
+
+        with pytest.raises(ModelError) as failed:
+            ask(model)
+        assert failed.value.retryable
+
+    def test_arguments_that_are_nested_too_deep_are_the_tools_to_refuse(self, server, model):
+        """They are handed on as they are, like other arguments that are no JSON; a later request holds them, too."""
+        deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+        server.script(tool_call_frames(("add", deep)))
+
+        events = ask(model)
+
+        assert whole_calls(events) == [("add", deep)]
+        assert json.loads(_arguments(deep)) == {"raw": deep}
+
 
 class TestErrorsInStreams:
     @pytest.mark.parametrize(
@@ -397,6 +430,19 @@ class TestEndings:
 
         assert (texts(events), finish(events).reason) == ("A", "stop")
         assert time.monotonic() - began < 1
+
+    @pytest.mark.parametrize("after", [b": ping\n\n", usage(), chunk()])
+    def test_what_keeps_coming_after_the_finish_reason(self, server, model, after):
+        """FR-79: usage and [DONE] get a time of their own, which neither comments nor empty frames make longer."""
+        ping = after if isinstance(after, bytes) else b"data: %s\n\n" % json.dumps(after).encode()
+        server.script([chunk({"content": "A"}), chunk(finish="stop"), usage(), Hang(ping, every=0.05)])
+        began = time.monotonic()
+
+        events = ask(model, timeouts=limits(token_gap=0.3))
+
+        assert (texts(events), finish(events).reason) == ("A", "stop")
+        assert finish(events).usage == Usage(3, 5, 8)
+        assert 0.25 < time.monotonic() - began < 1.5
 
     def test_a_connection_that_stays_open_after_done(self, server, model):
         """FR-79: [DONE] is the end; nobody waits for the body's."""

@@ -92,7 +92,7 @@ def shown(text: str, secrets: Iterable[str]) -> str:
 def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested too deep
         return None
 
 

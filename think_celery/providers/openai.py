@@ -156,6 +156,8 @@ class OpenAIModel:
             case httpx.HTTPError():
                 text = f"the connection broke ({type(error).__name__}): {error}"
                 return self._named(ModelError(text, retryable=True))
+            case RecursionError():  # what was nested just not too deep to be parsed is, to be worked with
+                return self._named(ModelError("the provider's answer is nested too deep", retryable=True))
             case _:
                 return error
 
@@ -230,7 +232,7 @@ class _Reader:
 
     def _read_stream(self, start: bytes) -> Generator[ModelEvent, None, bool]:
         """The deltas; returns whether the end was marked by ``[DONE]``."""
-        decoder = SseDecoder()
+        decoder, finished = SseDecoder(), False
         for chunk in self._all(start):
             self._check()
             events: list[ModelEvent] = []
@@ -244,10 +246,12 @@ class _Reader:
                 yield from self._given(events)
             if done:
                 return True
-            if self._answer.finished:
+            if self._answer.finished and (events or not finished):
+                # Once only: neither comments nor bookkeeping make the trailer's time longer.
                 self._guard.extend(min(self._gap, TRAILER_SECONDS), self._gap_reason)
             elif events:
                 self._guard.extend(self._gap, self._gap_reason)
+            finished = self._answer.finished
         return (yield from self._rest(decoder))
 
     def _all(self, start: bytes) -> Iterator[bytes]:
@@ -268,7 +272,7 @@ class _Reader:
             return event is not None
         try:
             json.loads(event.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         yield from self._given(self._frame(event))
         return False
@@ -315,7 +319,7 @@ def _address(url: httpx.URL) -> str:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested too deep
         start = text if len(text) <= 200 else text[:200] + "…"
         raise ModelError(f"the provider sent something that is no JSON: {start!r}", retryable=True) from None
 

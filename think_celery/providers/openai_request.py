@@ -128,7 +128,7 @@ def _arguments(given: Any) -> str:
     if isinstance(given, str):
         try:
             given = json.loads(given) if given.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: nested too deep
             return _dumps({"raw": given})
     if given is None:
         return "{}"

@@ -164,5 +164,5 @@ def _text(arguments: Any) -> str:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested too deep
         return False
