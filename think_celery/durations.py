@@ -10,6 +10,9 @@ from think_celery.errors import InvalidDuration
 
 Duration = float | int | timedelta | str
 
+LONGEST, LONGEST_WORDS = timedelta(days=250 * 365), "250 years"
+"""The longest span: dates and the waits of threads (292 years) overflow with more."""
+
 _ISO_8601 = TypeAdapter(timedelta)
 
 
@@ -23,15 +26,19 @@ def as_timedelta(given: Duration, name: str | None = None) -> timedelta:
         name: The argument or setting that it was written for; the error repeats it.
 
     Raises:
-        InvalidDuration: It can't be read, is negative, not finite, or longer than ``timedelta`` can hold.
+        InvalidDuration: It can't be read, is negative, not finite, or longer than 250 years.
     """
+    shown = repr(given) if name is None else f"{name}={given!r}"
     try:
         span = _read(given)
-    except (OverflowError, ValueError):  # Pydantic's ValidationError is a ValueError
+    except OverflowError:
+        raise InvalidDuration(shown, LONGEST_WORDS) from None
+    except ValueError:  # Pydantic's ValidationError is one
         span = None
     if span is None or span < timedelta(0):
-        shown = repr(given) if name is None else f"{name}={given!r}"
         raise InvalidDuration(shown)
+    if span > LONGEST:
+        raise InvalidDuration(shown, LONGEST_WORDS)
     return span
 
 

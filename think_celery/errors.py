@@ -236,13 +236,15 @@ class InvalidMessage(InvalidValue, TypeError):
 
 
 class InvalidDuration(InvalidValue):
-    """Not a span of time."""
+    """Not a span of time, or one that is too long."""
 
-    def __init__(self, given: str) -> None:
-        super().__init__(given)
-        self.given = given
+    def __init__(self, given: str, longest: str | None = None) -> None:
+        super().__init__(given, longest)
+        self.given, self.longest = given, longest
 
     def __str__(self) -> str:
+        if self.longest is not None:
+            return f"{self.given} is too long a span of time: {self.longest} is the most. Pass a shorter one."
         return (
             f"{self.given} is no span of time. Use seconds (30), a timedelta, or words such as "
             '"10 seconds", "3 days" or "1 week".'

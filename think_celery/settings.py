@@ -93,7 +93,9 @@ def _span(at_least: float = 0.001) -> Read:
         least = f"{at_least:g} seconds or more"
         try:
             span = as_timedelta(value)
-        except InvalidDuration:
+        except InvalidDuration as refused:
+            if refused.longest is not None:
+                raise _Unfit(f"it must be {refused.longest} or less") from None
             raise _Unfit(f'it must be a span of time, {least}: seconds, or words such as "1 hour"') from None
         if span < timedelta(seconds=at_least):
             raise _Unfit(f"it must be {least}")
