@@ -384,6 +384,40 @@ class TestRefused:
                 raise AssertionError("never inside")
         engine.dispose()
 
+    @pytest.mark.parametrize("set_on", ["connection", "engine", "create_engine"])
+    def test_one_that_has_not_begun_yet(self, db, engine, set_on):
+        """It is refused before its first statement, too: a rollback would undo nothing."""
+        options = {"isolation_level": "AUTOCOMMIT"}
+        made = create_engine(db.url, **options) if set_on == "create_engine" else engine
+        source = made.execution_options(**options) if set_on == "engine" else made
+
+        with source.connect() as conn:
+            if set_on == "connection":
+                conn = conn.execution_options(**options)
+            with pytest.raises(CannotJoin, match="commits each statement"), joined(db, conn):
+                raise AssertionError("never inside")
+            assert not conn.in_transaction()
+        made.dispose()
+
+    def test_an_engine_that_begins_by_a_listener_of_its_own(self, sqlite_url):
+        """On SQLite many have the driver begin nothing and say BEGIN themselves: that is a transaction."""
+        db = Database(sqlite_url, SystemClock())
+        engine, accept = create_engine(sqlite_url), Accepting(db)
+        event.listen(engine, "connect", lambda driver, _: setattr(driver, "isolation_level", None))
+        event.listen(engine, "begin", lambda conn: conn.exec_driver_sql("BEGIN"))
+
+        with engine.connect() as conn:
+            with joined(db, conn):
+                accept("a")
+            conn.rollback()
+            with joined(db, conn):
+                accept("b")
+            conn.commit()
+
+        assert accept.stored() == {"b"}
+        engine.dispose()
+        db.dispose()
+
     def test_a_session_of_several_engines(self, db, engine):
         """Which of its engines is ours is the caller's to say."""
         with Session(binds={orders: engine}) as session:

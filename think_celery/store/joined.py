@@ -158,8 +158,15 @@ def _commits_by_itself(conn: Connection) -> bool:
     driver = conn.connection.dbapi_connection
     if conn.dialect.name != "sqlite":
         return getattr(driver, "autocommit", False) is True
-    begun = getattr(driver, "in_transaction", True) or not conn.in_transaction()
-    return getattr(driver, "isolation_level", "") is None and not begun
+    if getattr(driver, "isolation_level", "") is not None:
+        return False
+    # Then the driver begins nothing: it is autocommit, unless the engine's own listener says BEGIN.
+    if conn.in_transaction():
+        return not getattr(driver, "in_transaction", True)
+    with conn.begin() as trial:
+        begun = getattr(driver, "in_transaction", True)
+        trial.rollback()
+    return not begun
 
 
 def _same_database(our_backend: str, ours: str | None, their_backend: str, theirs: str | None) -> bool:
