@@ -107,7 +107,9 @@ class Publisher:
                 try:
                     _apply(self._app, waiting.popleft(), {})
                 except Exception as error:  # with task_eager_propagates: it is not the end of the others
-                    logger.warning("an eager task raised %s; its row says how it stands", type(error).__name__)
+                    logger.warning(
+                        "an eager task raised %s; its row says how it stands", type(error).__name__
+                    )
         finally:
             self._eager.waiting = None
 

@@ -271,7 +271,7 @@ class TestFrames:
     @pytest.mark.parametrize("depth", [400, 900, 960, 100_000])
     @pytest.mark.parametrize("form", ["frame", "error", "body", "refusal", "last frame"])
     def test_what_is_nested_too_deep_is_garbage_too(self, server, model, form, depth):
-        """Whatever is sent like that, and wherever it stops to be readable: a failed attempt, never a bare RecursionError."""
+        """Wherever it stops to be readable, it is a failed attempt and never a bare RecursionError."""
         nested = b"[" * depth + b"]" * depth
         match form:
             case "frame":
