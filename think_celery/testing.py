@@ -181,8 +181,9 @@ class ThinkTest:
             raise SimulatedCrash(point)
 
     def _check_crash_points(self) -> None:
-        if self._crash_points:
-            points = ", ".join(map(repr, self._crash_points))
+        missed = sorted(set(self._crash_points) - set(self.crashes))
+        if missed:
+            points = ", ".join(map(repr, missed))
             raise AssertionError(
                 f"The worker never came to {points}, where crash_at() was to kill it. Check the spelling "
                 "(docs/howto/testing.md lists the points), and that the work was done inside think_test."

@@ -48,7 +48,7 @@ class TestResolve:
 
     def test_no_name(self):
         """The error says where to give one."""
-        with pytest.raises(NoModel, match=r"think_model.*get_model"):
+        with pytest.raises(NoModel, match=r'model = "openai/gpt-5-mini" in the class, or set think_model'):
             resolve(None)
 
     def test_something_else(self):
