@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from think_celery.domain import conversation, live, runs, submissions, workflows
 from think_celery.domain.live import LiveEvent
+from think_celery.domain.pages import check_limit, status_names
 from think_celery.domain.receipts import Submission, as_submission
 from think_celery.domain.runs import WorkflowRun
 from think_celery.errors import AsyncNotSupported
@@ -16,6 +17,7 @@ from think_celery.messages import Messages, UIMessage
 from think_celery.names import check_name
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
+from think_celery.states import SubmissionStatus
 from think_celery.tools import Tool, is_tool
 from think_celery.workflow import ThinkWorkflow
 
@@ -58,7 +60,10 @@ class Think:
                 f"{cls.__name__}.max_steps is {steps!r}: it must be a whole number, 1 or more. It is how many "
                 "times the model may be asked in one turn."
             )
-        cls.agent_class = name or cls.__name__
+        cls.agent_class = cls.__name__ if name is None else name
+        check_name("The agent class's name", cls.agent_class, 200)
+        if cls.queue is not None:
+            check_name(f"{cls.agent_class}.queue", cls.queue, 200)
         agent_classes.add(cls.agent_class, cls)
 
     def __init__(self, name: str) -> None:
@@ -170,9 +175,11 @@ class Think:
         """This agent's submissions, newest first.
 
         Raises:
-            ValueError: A status is none, or *limit* is not between 1 and 1000.
+            ValueError: A status is none, or *limit* is no whole number between 1 and 1000.
         """
-        rows = submissions.find(self._rt, self._ref, status=status, limit=limit)
+        check_limit(limit)
+        names = status_names(status, SubmissionStatus)
+        rows = submissions.find(self._rt, self._ref, status=names, limit=limit)
         return [as_submission(self._rt, row) for row in rows]
 
     def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
@@ -205,7 +212,8 @@ class Think:
         Raises:
             ValueError: A status is none.
         """
-        return submissions.delete_all(self._rt, self._ref, status=status, completed_before=completed_before)
+        names = status_names(status, SubmissionStatus)
+        return submissions.delete_all(self._rt, self._ref, status=names, completed_before=completed_before)
 
     # --- the conversation -------------------------------------------------------------------------
 
@@ -286,7 +294,8 @@ class Think:
 
         Raises:
             NotSerializable, PayloadTooLarge: The payload can't be stored.
-            ValueError: *type* or *idempotency_key* is not 1 to 200 printable characters, or begins with ``think-``.
+            ValueError: *type* or *idempotency_key* is not 1 to 200 printable characters, or begins with ``think-``;
+                or no workflow can have that name or id.
         """
         workflows.send_event(
             self._rt,

@@ -24,6 +24,11 @@ def name_problem(value: Any, longest: int, *, ascii_only: bool = False) -> str |
     return f"it must be 1 to {longest} printable {'ASCII ' if ascii_only else ''}characters, and not blank"
 
 
+def can_be_a_name(value: Any, longest: int) -> bool:
+    """Whether *value* is such a name. One that is none can't be stored either, nor looked for in every database."""
+    return name_problem(value, longest) is None
+
+
 def check_name(
     what: str, value: Any, longest: int, *, ascii_only: bool = False, reserved: bool = False
 ) -> None:

@@ -10,6 +10,7 @@ from think_celery.domain.waits import Approval
 from think_celery.durations import Duration
 from think_celery.errors import AsyncNotSupported, InvalidValue
 from think_celery.ids import AgentRef
+from think_celery.names import check_name
 from think_celery.runtime import Runtime, workflow_classes
 
 __all__ = ["ThinkWorkflow", "ThinkWorkflowStep", "WorkflowEvent"]
@@ -45,6 +46,8 @@ class ThinkWorkflow(Generic[Agent, Params]):
                 f"The workflow name {cls.workflow_name!r} can't be used: a name is 1 to 200 letters, digits, dots, "
                 "dashes or underscores, for it is part of idempotency keys."
             )
+        if cls.queue is not None:
+            check_name(f"{cls.__name__}.queue", cls.queue, 200)
         version: object = cls.version
         if not isinstance(version, str) or not 1 <= len(version) <= 100 or not version.isprintable():
             raise InvalidValue(

@@ -19,6 +19,7 @@ from think_celery.cli.common import (
 from think_celery.cli.plain import plain_value
 from think_celery.domain import runs
 from think_celery.domain import workflows as domain
+from think_celery.domain.pages import MAX_PAGE
 from think_celery.domain.runs import find_row
 from think_celery.ids import WorkflowRef
 from think_celery.states import WorkflowStatus, is_terminal
@@ -45,7 +46,7 @@ def workflow_option(command: Any) -> Any:
     help="May be given again.",
 )
 @click.option("--workflow", metavar="NAME", help="Only this class's.")
-@click.option("--limit", type=click.IntRange(1, domain.MAX_PAGE), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True)
 @app_options
 @json_option
 def list_(

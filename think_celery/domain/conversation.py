@@ -7,7 +7,16 @@ from typing import Any
 from think_celery.domain import lines
 from think_celery.errors import InsideTransaction
 from think_celery.ids import AgentRef
-from think_celery.messages import Part, ReasoningPart, TextPart, ToolPart, UIMessage, dump_parts, load_parts
+from think_celery.messages import (
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolPart,
+    UIMessage,
+    clean,
+    dump_parts,
+    load_parts,
+)
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import agents, submissions
@@ -56,6 +65,8 @@ def history(rt: Runtime, agent: AgentRef, *, finished_only: bool = False) -> lis
 
 def get_message(rt: Runtime, agent: AgentRef, message_id: str) -> UIMessage | None:
     """One message, or ``None``."""
+    if not isinstance(message_id, str) or "\0" in message_id or clean(message_id) != message_id:
+        return None  # not every text fits a database, and no stored id is like that
     row = rt.db.look(lambda tx: message_rows.get(tx, agent.id, message_id))
     return None if row is None else from_row(row)
 

@@ -9,6 +9,7 @@ from think_celery.domain import conversation
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, load_parts
+from think_celery.names import can_be_a_name
 from think_celery.protocols import Cursor, Frame
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
@@ -76,7 +77,8 @@ def listen(rt: Runtime, agent: AgentRef, submission_id: str | None = None) -> It
     if rt.db.inside_joined:
         raise InsideTransaction("listen()")
     if submission_id is not None:
-        row = rt.db.read(lambda tx: submissions.get(tx, submission_id))
+        known = can_be_a_name(submission_id, 200)
+        row = rt.db.read(lambda tx: submissions.get(tx, submission_id)) if known else None
         if row is None or row.agent_id != agent.id:
             raise SubmissionNotFound(submission_id)
     cursor = rt.events.head(agent.id)

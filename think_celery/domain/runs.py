@@ -8,6 +8,7 @@ from think_celery import serialization
 from think_celery.domain import workflows as domain
 from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef
+from think_celery.names import can_be_a_name
 from think_celery.runtime import Runtime
 from think_celery.states import WorkflowStatus
 from think_celery.store import workflows
@@ -59,6 +60,8 @@ def find_row(rt: Runtime, workflow_id: str, workflow: Any = None) -> Any:
         AmbiguousWorkflow: Several classes have one.
     """
     name = None if workflow is None else domain.name_of(workflow)
+    if not can_be_a_name(workflow_id, 200):  # comes from outside, perhaps, and not every text fits a database
+        raise WorkflowNotFound(workflow_id, name)
     rows = rt.db.look(lambda tx: workflows.by_id(tx, workflow_id))
     found = [row for row in rows if name in (None, row.workflow)]
     if not found:

@@ -7,10 +7,11 @@ from typing import Any
 
 from think_celery import schemas, serialization
 from think_celery.domain import inbox, knocks
+from think_celery.domain.pages import check_limit, status_names
 from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import InvalidValue, WorkflowExists, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef, new_id
-from think_celery.names import check_name
+from think_celery.names import can_be_a_name, check_name
 from think_celery.retries import knock_again_after
 from think_celery.runtime import Runtime, workflow_classes
 from think_celery.states import WorkflowStatus
@@ -19,7 +20,6 @@ from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.workflows")
 
-MAX_PAGE = 1000
 EARLY_KEPT = timedelta(hours=24)
 """How long an event waits for a workflow that does not exist yet."""
 
@@ -40,9 +40,10 @@ def reference(workflow: Any, workflow_id: str) -> WorkflowRef:
     """Which workflow: by its class or registered name, and its id.
 
     Raises:
-        ValueError: The id is not 1 to 200 printable characters.
+        InvalidValue: The name or the id is not 1 to 200 printable characters.
     """
     name = name_of(workflow)
+    check_name("workflow", name, 200)
     check_name("workflow_id", workflow_id, 200)
     return WorkflowRef(name, workflow_id)
 
@@ -183,12 +184,10 @@ def find(
     Raises:
         ValueError: A status is none, or *limit* is not between 1 and 1000.
     """
-    if not 1 <= limit <= MAX_PAGE:
-        raise ValueError(f"limit={limit}: it must be between 1 and {MAX_PAGE}.")
-    statuses = [status] if isinstance(status, str) else status
-    for name in statuses or ():
-        if name not in list(WorkflowStatus):
-            raise ValueError(f"status={name!r} is none of {', '.join(WorkflowStatus)}.")
+    check_limit(limit)
+    statuses = status_names(status, WorkflowStatus)
+    if workflow is not None and not can_be_a_name(workflow, 200):
+        return []
     return list(rt.db.look(lambda tx: workflows.find(tx, statuses=statuses, workflow=workflow, limit=limit)))
 
 
