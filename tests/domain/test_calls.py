@@ -110,6 +110,30 @@ class TestAll:
 
         assert results == [Done(0), Done(1), Done(2)]
 
+    def test_not_all_of_very_many_at_once(self, live: Runtime):
+        """A model that asks for hundreds of tools in one answer doesn't get hundreds of threads."""
+        lock, running, peak = threading.Lock(), 0, 0
+        full = threading.Event()
+
+        def work(n: int) -> int:
+            nonlocal running, peak
+            with lock:
+                running += 1
+                peak = max(peak, running)
+                if running == calls.AT_ONCE:
+                    full.set()
+            full.wait(20)
+            with lock:
+                running -= 1
+            return n
+
+        results = calls.call_all(
+            live, [lambda n=n: work(n) for n in range(3 * calls.AT_ONCE)], signal=AbortController().signal
+        )
+
+        assert results == [Done(n) for n in range(3 * calls.AT_ONCE)]
+        assert peak == calls.AT_ONCE
+
     def test_failures_are_results(self, live: Runtime):
         """One that raises does not hide the others."""
         error = ValueError("no")

@@ -23,6 +23,9 @@ T = TypeVar("T")
 GRACE_SECONDS = 5.0
 """How long functions may go on after they were told to stop."""
 
+AT_ONCE = 16
+"""How many functions of one call run at a time: a model may ask for hundreds of tools in one answer."""
+
 at_thread_end: list[Callable[[], None]] = []
 """Called in each helper thread at its end: the host's per-thread connections are closed here."""
 
@@ -178,13 +181,22 @@ def call_all(
     signal: AbortSignal,
     grace: float = GRACE_SECONDS,
 ) -> list[Result[Any]]:
-    """Call several functions at once, and say in their order how each went.
+    """Call several functions, up to :data:`AT_ONCE` at once, and say in their order how each went.
 
     After *signal* those that don't answer within *grace* seconds are given up, and none is begun. With
     ``rt.threads`` off they run here, one after the other.
     """
     if not rt.threads:
         return [Abandoned(started=False) if signal.aborted else run(function) for function in functions]
+    results: list[Result[Any]] = []
+    for start in range(0, len(functions), AT_ONCE):
+        results += _call_batch(functions[start : start + AT_ONCE], signal, grace)
+    return results
+
+
+def _call_batch(
+    functions: Sequence[Callable[[], Any]], signal: AbortSignal, grace: float
+) -> list[Result[Any]]:
     if signal.aborted:
         return [Abandoned(started=False) for _ in functions]
     lock, left = threading.Lock(), len(functions)
@@ -200,8 +212,6 @@ def call_all(
         wake.set()
 
     helpers = [_Helper(function, on_end) for function in functions]
-    if not helpers:
-        return []
     remove = signal.on_abort(wake.set)
     try:
         wake.wait()
