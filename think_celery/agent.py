@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from think_celery.domain import conversation, live, runs, submissions, workflows
 from think_celery.domain.live import LiveEvent
-from think_celery.domain.pages import check_limit, status_names
 from think_celery.domain.receipts import Submission, as_submission
 from think_celery.domain.runs import WorkflowRun
 from think_celery.errors import AsyncNotSupported
@@ -17,7 +16,6 @@ from think_celery.messages import Messages, UIMessage
 from think_celery.names import check_name
 from think_celery.protocols import Model
 from think_celery.runtime import Runtime, agent_classes, current
-from think_celery.states import SubmissionStatus
 from think_celery.tools import Tool, is_tool
 from think_celery.workflow import ThinkWorkflow
 
@@ -177,9 +175,7 @@ class Think:
         Raises:
             ValueError: A status is none, or *limit* is no whole number between 1 and 1000.
         """
-        check_limit(limit)
-        names = status_names(status, SubmissionStatus)
-        rows = submissions.find(self._rt, self._ref, status=names, limit=limit)
+        rows = submissions.find(self._rt, self._ref, status=status, limit=limit)
         return [as_submission(self._rt, row) for row in rows]
 
     def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
@@ -212,8 +208,7 @@ class Think:
         Raises:
             ValueError: A status is none.
         """
-        names = status_names(status, SubmissionStatus)
-        return submissions.delete_all(self._rt, self._ref, status=names, completed_before=completed_before)
+        return submissions.delete_all(self._rt, self._ref, status=status, completed_before=completed_before)
 
     # --- the conversation -------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from pydantic_core import to_jsonable_python
 from think_celery.clock import SystemClock
 from think_celery.errors import EmptySubmission, InvalidMessage
 from think_celery.ids import new_id
+from think_celery.names import name_problem
 
 Role = Literal["user", "assistant", "system"]
 
@@ -183,6 +184,13 @@ Part = Annotated[
 ]
 
 
+def _as_id(given: str) -> str:
+    problem = name_problem(given, 200)
+    if problem is not None:
+        raise ValueError(problem)
+    return given
+
+
 class UIMessage(BaseModel):
     """One message of a conversation. All but ``role`` and ``parts`` have defaults.
 
@@ -192,7 +200,7 @@ class UIMessage(BaseModel):
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
 
-    id: Text = Field(default_factory=new_id, min_length=1, max_length=200)
+    id: Annotated[Text, AfterValidator(_as_id)] = Field(default_factory=new_id)
     role: Role
     parts: list[Part]
     metadata: dict[str, JsonValue] | None = None

@@ -144,6 +144,7 @@ class TestFields:
             {"role": "tool"},
             {"id": ""},
             {"id": "x" * 201},
+            {"id": "a\x00b"},
             {"metadata": [1]},
             {"parts": None},
             {"parts": [{"text": "no type"}]},

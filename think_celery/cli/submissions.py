@@ -17,6 +17,7 @@ from think_celery.cli.common import (
 )
 from think_celery.domain import conversation
 from think_celery.domain import submissions as domain
+from think_celery.domain.pages import MAX_PAGE
 from think_celery.errors import SubmissionNotFound
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, as_messages
@@ -40,7 +41,7 @@ def submissions() -> None:
     help="May be given again.",
 )
 @click.option("--agent", metavar="CLASS:NAME", help="Only this agent's, such as TriageAgent:issue-42.")
-@click.option("--limit", type=click.IntRange(1, domain.MAX_PAGE), default=50, show_default=True)
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True)
 @app_options
 @json_option
 def list_(

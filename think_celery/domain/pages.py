@@ -1,6 +1,6 @@
 """What is asked of a list of rows: how many, and of which status."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -19,7 +19,7 @@ def check_limit(limit: Any) -> None:
         raise InvalidValue(f"limit={limit!r}: it must be a whole number between 1 and {MAX_PAGE}.")
 
 
-def status_names(given: Any, known: type[StrEnum]) -> Sequence[str] | None:
+def status_names(given: Any, known: type[StrEnum]) -> list[str] | None:
     """The names of the statuses in *given*: one, or several; ``None`` where it is ``None``.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Any
 
 from think_celery import serialization
 from think_celery.domain import knocks, lines
+from think_celery.domain.pages import check_limit, status_names
 from think_celery.errors import (
     SubmissionConflict,
     SubmissionNotFound,
@@ -24,7 +25,6 @@ from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.submissions")
 
-MAX_PAGE = 1000
 MAX_KEY = 500
 """Characters of an idempotency key: longer ones don't fit into an index of PostgreSQL."""
 BATCH = 500
@@ -201,7 +201,7 @@ def get(rt: Runtime, submission_id: str) -> Any:
 
 def get_by_key(rt: Runtime, agent: AgentRef, idempotency_key: str) -> Any:
     """The row of an agent's submission with that key, or ``None``."""
-    if not idempotency_key.isprintable():
+    if not isinstance(idempotency_key, str) or not idempotency_key.isprintable():
         return None
     return rt.db.look(lambda tx: submissions.by_key(tx, agent.id, idempotency_key))
 
@@ -214,19 +214,10 @@ def find(
     limit: int = 100,
 ) -> list[Any]:
     """Rows of submissions, newest first."""
-    if not 1 <= limit <= MAX_PAGE:
-        raise ValueError(f"limit={limit}: it must be between 1 and {MAX_PAGE}.")
-    statuses = None if status is None else _statuses(status)
+    check_limit(limit)
+    statuses = status_names(status, SubmissionStatus)
     agent_id = None if agent is None else agent.id
     return rt.db.look(lambda tx: submissions.find(tx, agent_id=agent_id, statuses=statuses, limit=limit))
-
-
-def _statuses(given: str | Sequence[str]) -> list[str]:
-    names = [given] if isinstance(given, str) else list(given)
-    for name in names:
-        if name not in list(SubmissionStatus):
-            raise ValueError(f"status={name!r} is none of {', '.join(SubmissionStatus)}.")
-    return [str(name) for name in names]
 
 
 def cancel_by_id(rt: Runtime, submission_id: str, reason: str | None = None) -> bool:
@@ -274,11 +265,8 @@ def delete_all(
     completed_before: datetime | None = None,
 ) -> int:
     """Delete every ended submission that matches, oldest first, and say how many."""
-    wanted = [
-        s
-        for s in (submissions.TERMINAL if status is None else _statuses(status))
-        if s in submissions.TERMINAL
-    ]
+    names = status_names(status, SubmissionStatus)
+    wanted = [s for s in (submissions.TERMINAL if names is None else names) if s in submissions.TERMINAL]
 
     def batch(tx: Tx, after_seq: int) -> list[tuple[int, str]]:
         return submissions.ended(
