@@ -492,7 +492,9 @@ class TestAfterCommit:
 
         with pytest.raises(DBAPIError, match="think_no_such_table") as raised:
             db.transact(lambda tx: tx.execute(refused, users))
-        db.transact(lambda tx: tx.after_commit(lambda: db.transact(lambda again: again.execute(refused, users))))
+        db.transact(
+            lambda tx: tx.after_commit(lambda: db.transact(lambda again: again.execute(refused, users)))
+        )
 
         assert "tulip" not in str(raised.value)
         assert "a call after a commit failed" in caplog.text
