@@ -26,17 +26,24 @@ class Ticker:
     processes must not wait for the other work.
     """
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt, self._stop = rt, threading.Event()
+    def __init__(self, rt: Runtime, *, forgotten: bool = False) -> None:
+        """*forgotten* says that the broker holds no message, so all that waits is knocked for at first."""
+        self._rt, self._stop, self._forgotten = rt, threading.Event(), forgotten
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begin."""
         self._stop.clear()
-        for name, make_pass in (("think-tick-leases", tick.watch), ("think-tick", tick.work)):
+        for name, make_pass in (("think-tick-leases", tick.watch), ("think-tick", self._work)):
             thread = threading.Thread(target=self._run, args=(make_pass,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
+
+    def _work(self, rt: Runtime) -> int:
+        if self._forgotten:
+            tick.knock_now(rt)
+            self._forgotten = False
+        return tick.work(rt)
 
     def _run(self, make_pass: Callable[[Runtime], int]) -> None:
         told = ""
@@ -85,10 +92,8 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
 
     def start(self, parent: Any) -> None:
         """Tick."""
-        rt: Runtime = parent.app.think.runtime
-        if is_in_memory(parent.app):
-            tick.knock_now(rt)  # what an earlier process had in its memory is gone
-        self._ticker = Ticker(rt)
+        # What an earlier process had in its memory is gone.
+        self._ticker = Ticker(parent.app.think.runtime, forgotten=is_in_memory(parent.app))
         self._ticker.start()
 
     def stop(self, parent: Any) -> None:

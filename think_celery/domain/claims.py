@@ -9,6 +9,7 @@ from think_celery.domain.turns import Claim
 from think_celery.errors import InvalidMessage, NothingToAnswer, ThinkError, TooManyAttempts, UnreadableValue
 from think_celery.ids import AgentRef, new_id
 from think_celery.messages import UIMessage, as_messages
+from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime, agent_classes
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import agents, submissions
@@ -75,12 +76,16 @@ def _claim(
         return Outcome("not-head")
     if not head.due:
         return Outcome("waiting")
-    row = submissions.lock(tx, submission_id)
-    if row is None or is_terminal(SubmissionStatus(row.status)):
+    row = submissions.lock(tx, submission_id, patient=False)
+    if row is None:  # a caller has it locked, for as long as it likes
+        line_rows.look_later(tx, agent.id, MISSED_AFTER)
+        return Outcome("busy")
+    if is_terminal(SubmissionStatus(row.status)):
         tx.after_commit(lambda: lines.knock_head(rt, agent.id))
         return Outcome("ended-before")
     if row.epoch < agents.epoch(tx, agent.id):
-        lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=conversation.SKIPPED_BY_RESET)
+        lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=conversation.SKIPPED_BY_RESET, holding=True)
+        lines.expect_next_on(rt, tx, agent.id)
         return Outcome("skipped", ended=True, row=row.id)
     if row.attempts >= rt.settings.max_attempts or row.takeovers >= MAX_TAKEOVERS:
         times = row.takeovers if row.attempts < rt.settings.max_attempts else row.attempts
@@ -119,5 +124,6 @@ def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
 def _end_in_error(rt: Runtime, tx: Tx, row: Any, error: ThinkError) -> Outcome:
     name = type(error).__name__
     message_rows.settle_all(tx, row.agent_id)
-    lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error))
+    lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error), holding=True)
+    lines.expect_next_on(rt, tx, row.agent_id)
     return Outcome("error", ended=True, row=row.id, error_type=name)

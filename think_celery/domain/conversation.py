@@ -133,7 +133,7 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
         for row in ended:
             lines.tell_workflow(rt, tx, row, SubmissionStatus(row.status), error=row.error)
         message_rows.remove_all(tx, agent.id)
-        lines.expect_next(rt, tx, agent.id)
+        lines.expect_next_on(rt, tx, agent.id)
         return len(ended)
 
     ended = rt.db.transact(work)

@@ -6,6 +6,7 @@ from typing import Any
 from think_celery import serialization
 from think_celery.described import MAX_ERROR, MAX_TYPE, storable
 from think_celery.domain import knocks
+from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines, outbox, submissions, workflows
@@ -28,6 +29,16 @@ def knock_head(rt: Runtime, agent_id: str) -> None:
 def expect_next(rt: Runtime, tx: Tx, agent_id: str) -> None:
     """Let the agent's head be knocked after this transaction, by us at once and else by the tick."""
     submissions.expect_knock(tx, agent_id)
+    tx.after_commit(lambda: knock_head(rt, agent_id))
+
+
+def expect_next_on(rt: Runtime, tx: Tx, agent_id: str) -> None:
+    """The same for whoever has the agent's line locked, and must not wait for a caller's open transaction.
+
+    Where a caller has the head locked (it cancels it, and has not committed), the tick looks at the line again.
+    """
+    if not submissions.expect_knock(tx, agent_id, patient=False):
+        lines.look_later(tx, agent_id, MISSED_AFTER)
     tx.after_commit(lambda: knock_head(rt, agent_id))
 
 
@@ -108,5 +119,15 @@ def free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
     """Give a line back, and say whether it was still the holder's. The next head is expected and knocked."""
     if not lines.free_line(tx, lease):
         return False
-    expect_next(rt, tx, lease.key)
+    expect_next_on(rt, tx, lease.key)
+    return True
+
+
+def look_at(rt: Runtime, tx: Tx, agent_id: str) -> bool:
+    """Look again at a line whose head a caller had locked, and say whether there was something to do."""
+    line = lines.lock_line(tx, agent_id)
+    lines.looked(tx, agent_id)
+    if line is None or line.process_id is not None:  # whoever holds it looks when it gives it back
+        return False
+    expect_next_on(rt, tx, agent_id)
     return True

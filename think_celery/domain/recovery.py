@@ -128,7 +128,7 @@ def _free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
         return False
     if _running(tx, lease) is None:
         message_rows.settle_all(tx, lease.key)  # the partial text of a turn that was cancelled meanwhile
-    lines.expect_next(rt, tx, lease.key)
+    lines.expect_next_on(rt, tx, lease.key)
     return True
 
 
@@ -169,5 +169,5 @@ def _end_turn(rt: Runtime, tx: Tx, lease: Lease) -> bool:
         name, ended = type(error).__name__, SubmissionStatus.ERROR
         lines.end(rt, tx, row, ended, error_type=name, error=str(error), holding=True)
     message_rows.settle_all(tx, lease.key)
-    lines.expect_next(rt, tx, lease.key)
+    lines.expect_next_on(rt, tx, lease.key)
     return True

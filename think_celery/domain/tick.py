@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from think_celery.domain import knocks, outbox, recovery, workflows
+from think_celery.domain import knocks, lines, outbox, recovery, workflows
 from think_celery.domain.passes import ROWS, each_row
 from think_celery.logs import trace_of
 from think_celery.retries import MISSED_AFTER, knock_again_after
 from think_celery.runtime import Runtime
+from think_celery.store import lines as line_rows
 from think_celery.store import outbox as outbox_rows
 from think_celery.store import processes, submissions
 from think_celery.store import workflows as workflow_rows
@@ -110,6 +111,12 @@ def _knock_again(tx: Tx, row: Any) -> bool:
     return submissions.knock_again(tx, row.id, row.knock_at, knock_again_after(row.knocks), row.knocks + 1)
 
 
+def look_at_lines(rt: Runtime, limit: int) -> int:
+    """Look again at lines whose head a caller had locked; returns how many were free."""
+    found = rt.db.read(lambda tx: line_rows.to_look_at(tx, limit))
+    return each_row(rt, "look at a line", found, lambda tx, agent_id: lines.look_at(rt, tx, agent_id))
+
+
 def forget_dead_processes(rt: Runtime, limit: int) -> int:
     """Delete processes that died a day ago."""
     return rt.db.transact(lambda tx: processes.forget_dead(tx, DEAD_KEPT, limit))
@@ -122,6 +129,7 @@ def trim_live_log(rt: Runtime, limit: int) -> int:
 
 KINDS: dict[str, Callable[[Runtime, int], int]] = {
     "heads": knock_missed_heads,
+    "lines": look_at_lines,
     "due workflows": workflows.wake_due,
     "unread events": workflows.wake_unread,
     "queued workflows": workflows.knock_missed,

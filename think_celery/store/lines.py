@@ -1,5 +1,6 @@
 """Lines: the row that owns an agent's turn order and its lease."""
 
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Update, and_, select, update
@@ -52,6 +53,26 @@ def seize_line(tx: Tx, agent_id: str) -> None:
 def seize_from(tx: Tx, lease: Lease) -> bool:
     """Take the line from that holder, leave it free, and say whether it still had it."""
     return tx.execute(_seize(lease.held)).rowcount == 1
+
+
+def look_later(tx: Tx, agent_id: str, after: timedelta) -> None:
+    """Let the tick look at the line: its head is locked by a caller just now, so nobody could expect it."""
+    tx.execute(update(lines).where(_of(agent_id)).values(look_at=tx.now(after)))
+
+
+def looked(tx: Tx, agent_id: str) -> None:
+    """The line was looked at."""
+    tx.execute(update(lines).where(_of(agent_id)).values(look_at=None))
+
+
+def to_look_at(tx: Tx, limit: int) -> list[str]:
+    """The agents whose lines are to be looked at now."""
+    due = select(lines.c.agent_id).where(lines.c.look_at <= tx.now(), lines.c.kind == TURNS)
+    return list(tx.execute(due.order_by(lines.c.look_at).limit(limit)).scalars())
+
+
+def _of(agent_id: str) -> ColumnElement[bool]:
+    return and_(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
 
 
 def _seize(where: ColumnElement[bool]) -> Update:

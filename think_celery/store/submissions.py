@@ -58,10 +58,13 @@ def get(tx: Tx, submission_id: str) -> Row[Any] | None:
     return tx.execute(select(submissions).where(submissions.c.id == submission_id)).first()
 
 
-def lock(tx: Tx, submission_id: str) -> Row[Any] | None:
-    """The submission of that id, locked for this transaction."""
+def lock(tx: Tx, submission_id: str, *, patient: bool = True) -> Row[Any] | None:
+    """The submission of that id, locked for this transaction.
+
+    ``None`` where there is none or, without *patient*, where another transaction has it locked.
+    """
     statement = select(submissions).where(submissions.c.id == submission_id)
-    return tx.execute(statement.with_for_update(key_share=True)).first()
+    return tx.execute(statement.with_for_update(key_share=True, skip_locked=not patient)).first()
 
 
 def by_key(tx: Tx, agent_id: str, idempotency_key: str) -> Row[Any] | None:
@@ -139,21 +142,25 @@ def _due(tx: Tx) -> ColumnElement[bool]:
     return or_(submissions.c.not_before.is_(None), submissions.c.not_before <= tx.now())
 
 
-def expect_knock(tx: Tx, agent_id: str) -> None:
-    """Let the tick knock for the agent's head unless it is claimed soon.
+def expect_knock(tx: Tx, agent_id: str, *, patient: bool = True) -> bool:
+    """Let the tick knock for the agent's head unless it is claimed soon, and say whether that was done.
 
     A head that another transaction is ending just now is waited for, and then passed over: the one after
-    it must not be left without anybody who knocks.
+    it must not be left without anybody who knocks. Without *patient* it is not waited for: a caller may
+    keep its transaction open for long.
     """
     wait = func.coalesce(submissions.c.not_before, tx.now(MISSED_AFTER))
     while (found := head_id(tx, agent_id)) is not None:
+        if not patient and lock(tx, found, patient=False) is None:
+            return False
         statement = (
             update(submissions)
             .where(submissions.c.id == found, submissions.c.status.in_(UNFINISHED))
             .values(knock_at=wait, knocks=0)
         )
         if tx.execute(statement).rowcount == 1:
-            return
+            return True
+    return True
 
 
 def begin(tx: Tx, submission_id: str, message_id: str) -> bool:
@@ -293,13 +300,17 @@ def _unlocked(where: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def knock_now(tx: Tx) -> None:
-    """Let the tick knock for every head whose line is free, at once: the broker has lost all messages."""
+    """Let the tick knock for every head whose line is free, at once: the broker has lost all messages.
+
+    One that a caller has locked is left out: it must not keep the others from being knocked for.
+    """
     held = select(lines.c.agent_id).where(lines.c.process_id.is_not(None), lines.c.kind == TURNS)
     pending = submissions.c.status == SubmissionStatus.PENDING
     first = select(func.min(submissions.c.seq)).where(pending).group_by(submissions.c.agent_id)
     head = or_(submissions.c.status == SubmissionStatus.RUNNING, submissions.c.seq.in_(first))
-    waiting = and_(head, _due(tx), submissions.c.agent_id.not_in(held))
-    tx.execute(update(submissions).where(waiting).values(knock_at=tx.now(), knocks=0))
+    waiting = select(submissions.c.id).where(head, _due(tx), submissions.c.agent_id.not_in(held))
+    free = waiting.with_for_update(key_share=True, skip_locked=True)
+    tx.execute(update(submissions).where(submissions.c.id.in_(free)).values(knock_at=tx.now(), knocks=0))
 
 
 def running_of(tx: Tx, submission_ids: list[str]) -> dict[str, str]:

@@ -81,8 +81,10 @@ lines = Table(
     Column("kind", String(20), nullable=False),
     Column("process_id", Id),
     Column("token", BigInteger, nullable=False, server_default="0"),
+    Column("look_at", UtcDateTime),
     PrimaryKeyConstraint("agent_id", "kind"),
     _partial("ix_think_lines_process", "process_id", where="process_id IS NOT NULL"),
+    _partial("ix_think_lines_look", "look_at", where="look_at IS NOT NULL"),
 )
 
 messages = Table(

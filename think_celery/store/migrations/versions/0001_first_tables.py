@@ -57,7 +57,16 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=20), nullable=False),
         sa.Column("process_id", sa.String(length=200), nullable=True),
         sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("look_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("agent_id", "kind", name=op.f("pk_think_lines")),
+    )
+    op.create_index(
+        "ix_think_lines_look",
+        "think_lines",
+        ["look_at"],
+        unique=False,
+        sqlite_where=sa.text("look_at IS NOT NULL"),
+        postgresql_where=sa.text("look_at IS NOT NULL"),
     )
     op.create_index(
         "ix_think_lines_process",
