@@ -56,16 +56,21 @@ class TestEndsThatCross:
         return pg
 
     def test_a_turn_ends_while_the_next_is_being_cancelled(self, queue):
-        """R1: the end of the first finds the second being ended by a caller, waits, and goes on to the third."""
+        """R1: the end of the first finds the second locked by a caller; the tick looks again, and finds the third."""
         held = claims.claim(queue.rt, "one")
         with transaction(queue.rt) as session:
             Clerk("a").cancel_submission("two")
             ending = threading.Thread(target=turns.run, args=(queue.rt, held))
             ending.start()
-            wait_for_lock(queue.rt)
+            ending.join(10)
+            waited = ending.is_alive()
             session.commit()
         ending.join(10)
+        queue.clock.advance(timedelta(seconds=3))
+        looked_at = tick.look_at_lines(queue.rt, 10)
 
+        assert not waited
+        assert looked_at == 1
         assert statuses(queue, "one", "two", "three") == ["completed", "aborted", "pending"]
         assert row(queue.rt, "two").knock_at is None
         assert row(queue.rt, "three").knock_at is not None
