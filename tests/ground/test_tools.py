@@ -584,7 +584,7 @@ class Mood(enum.Enum):
         (Cat(kind="cat", lives=9, weight=float("nan")), {"kind": "cat", "lives": 9, "weight": "NaN"}),
         ((n for n in "ab"), ["a", "b"]),
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=lambda value: repr(value).partition(" at 0x")[0][:30],
 )
 def test_a_result_is_anything_that_pydantic_can_dump(value, dumped):
     """Tool results are looser than steps (promise 8), and clean (FR-37): they are valid JSON and valid UTF-8."""
@@ -594,7 +594,11 @@ def test_a_result_is_anything_that_pydantic_can_dump(value, dumped):
     json.dumps(result, allow_nan=False, ensure_ascii=False).encode("utf-8")
 
 
-@pytest.mark.parametrize("value", [object(), [lambda: 1], {"a": Desk("Ada")}, ValueError("x")], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), [lambda: 1], {"a": Desk("Ada")}, ValueError("x")],
+    ids=["object", "function", "instance", "error"],
+)
 def test_a_result_without_json_form_is_an_error(value):
     """It names the type, and what could be returned instead."""
     with pytest.raises(InvalidToolResult, match=r"no JSON form.*pydantic models"):

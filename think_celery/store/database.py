@@ -12,29 +12,22 @@ from typing import Any, TypeVar
 
 from sqlalchemy import (
     URL,
-    BigInteger,
     Connection,
     CursorResult,
     Engine,
-    Executable,
     QueuePool,
     Table,
-    cast,
-    func,
-    literal,
-    select,
-    type_coerce,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import ColumnElement
 
 from think_celery import forks
-from think_celery.clock import MICROSECOND, Clock
+from think_celery.clock import Clock
 from think_celery.logs import trace_of
 from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_passing, make_engine, pause
-from think_celery.store.types import UtcDateTime
+from think_celery.store.statements import HOST_TIME, ZERO, Statement, now
 from think_celery.store.urls import checked_url
 
 logger = logging.getLogger("think_celery.store")
@@ -46,7 +39,6 @@ T = TypeVar("T")
 Call = Callable[[], None]
 
 REPEATS = 5
-ZERO = timedelta(0)
 _FORK_PATIENCE_SECONDS = 1.0
 _inherited: list[Engine] = []  # a parent's, kept so that no finalizer in the child touches its connections
 
@@ -68,9 +60,11 @@ class Tx:
         clock: Clock,
         *,
         joined: bool = False,
+        single: bool = False,
         on_commit: Callable[[Call], None] | None = None,
     ) -> None:
         self.conn, self.clock, self.joined = conn, clock, joined
+        self._single, self._statements = single, 0
         self._on_commit = on_commit
         self._calls: list[Call] = []
 
@@ -79,20 +73,24 @@ class Tx:
         """Whether this is PostgreSQL (else it is SQLite)."""
         return self.conn.dialect.name == "postgresql"
 
-    def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
-        """Run a statement."""
+    def execute(self, statement: Statement, parameters: Any = None) -> CursorResult[Any]:
+        """Run a statement with these parameters; columns of an INSERT or UPDATE may be among them.
+
+        It is told the time, for :func:`~think_celery.store.statements.now`, but with a list of parameters.
+        """
+        self._statements += 1
+        if self._single and self._statements > 1:
+            raise RuntimeError("a transaction of a single statement can't have another")
+        if isinstance(statement, Mapping):
+            statement = statement[self.conn.dialect.name]
+        if not isinstance(parameters, list):
+            by_database = self.clock.database_time and self.postgres
+            parameters = {HOST_TIME: None if by_database else self.clock.now(), **(parameters or {})}
         return self.conn.execute(statement, parameters)
 
     def now(self, plus: timedelta = ZERO) -> ColumnElement[datetime]:
-        """The present instant, moved by *plus*, as SQL: by the database's own clock where it has one.
-
-        On PostgreSQL a scalar subquery, so that it is read once a statement and indexes can be used.
-        """
-        if not (self.postgres and self.clock.database_time):
-            return literal(self.clock.now() + plus, UtcDateTime)
-        microseconds = cast(func.extract("epoch", func.clock_timestamp()) * 1_000_000, BigInteger)
-        moved = microseconds + plus // MICROSECOND if plus else microseconds
-        return type_coerce(select(moved).scalar_subquery(), UtcDateTime)
+        """The present instant, moved by *plus*, as SQL."""
+        return now(plus)
 
     def limit(self, span: timedelta) -> None:
         """Let no statement of this transaction, and no pause between two, take longer than *span*.
@@ -211,6 +209,33 @@ class Database:
             return work(tx)
 
         return self._transact(marked, lambda: not begun)
+
+    def single(self, work: Callable[[Tx], T]) -> T:
+        """Like :meth:`transact`, for *work* that executes one statement only, which commits by itself.
+
+        On PostgreSQL that saves two of three round trips. What *work* raises after its statement undoes nothing.
+        """
+        if not self.on_postgres:
+            return self.transact(work)
+        for attempt in range(1, REPEATS + 2):
+            try:
+                with self._reading_engine().connect() as conn:
+                    tx = Tx(conn, self.clock, single=True)
+                    result = work(tx)
+            except DBAPIError as error:
+                # A connection that died may have committed: whoever asked must look.
+                if attempt > REPEATS or not is_passing(error, committing=True):
+                    raise
+                pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
+                continue
+            tx.committed()
+            return result
+        raise AssertionError("unreachable")
+
+    @property
+    def on_postgres(self) -> bool:
+        """Whether the database is PostgreSQL (else it is SQLite)."""
+        return self.url.get_backend_name() == "postgresql"
 
     def _transact(self, work: Callable[[Tx], T], may_repeat: Callable[[], bool]) -> T:
         for attempt in range(1, REPEATS + 2):

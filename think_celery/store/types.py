@@ -1,14 +1,14 @@
 """Column types that read back the same on SQLite and PostgreSQL."""
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, Dialect, Text
 from sqlalchemy.exc import DontWrapMixin
 from sqlalchemy.types import TypeDecorator
 
-from think_celery.clock import from_microseconds, to_microseconds
+from think_celery.clock import MICROSECOND, from_microseconds, to_microseconds
 from think_celery.errors import InvalidValue
 
 
@@ -35,6 +35,19 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: int | None, dialect: Dialect) -> datetime | None:
         return None if value is None else from_microseconds(int(value))
+
+
+class Span(TypeDecorator[timedelta]):
+    """A span of time, as microseconds."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: timedelta | None, dialect: Dialect) -> int | None:
+        return None if value is None else value // MICROSECOND
+
+    def process_result_value(self, value: int | None, dialect: Dialect) -> timedelta | None:
+        return None if value is None else int(value) * MICROSECOND
 
 
 class JsonText(TypeDecorator[Any]):

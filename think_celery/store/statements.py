@@ -1,0 +1,75 @@
+"""What statements are made of that are built once, when their module is imported.
+
+SQLAlchemy takes several times as long to build a statement as to run one that it knows. So the statements of the
+hot paths are constants with named parameters, and :meth:`Tx.execute` gets the values.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, Executable, Table, bindparam, cast, func, select, type_coerce
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from think_celery.clock import MICROSECOND
+from think_celery.store.types import Span, UtcDateTime
+
+ZERO = timedelta(0)
+
+HOST_TIME = "think_now"
+"""The parameter that every transaction gives: the host's time, or nothing where the database's clock counts."""
+
+Statement = Executable | Mapping[str, Executable]
+"""A statement, or one for each database by the name of its dialect."""
+
+
+class _DatabaseClock(FunctionElement[int]):
+    """Microseconds since 1970 by the database's own clock; NULL where it has none of its own."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(_DatabaseClock)
+def _no_clock(element: _DatabaseClock, compiler: SQLCompiler, **options: Any) -> str:
+    return "NULL"
+
+
+@compiles(_DatabaseClock, "postgresql")
+def _postgresql_clock(element: _DatabaseClock, compiler: SQLCompiler, **options: Any) -> str:
+    return "CAST(EXTRACT(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+def now(plus: timedelta | ColumnElement[timedelta] = ZERO) -> ColumnElement[datetime]:
+    """The present instant, moved by *plus*, as SQL: by the database's own clock where it has one.
+
+    A scalar subquery, so that it is read once a statement and indexes can be used.
+    """
+    host = cast(bindparam(HOST_TIME, type_=UtcDateTime), BigInteger)
+    present: ColumnElement[int] = func.coalesce(host, _DatabaseClock())
+    if isinstance(plus, timedelta):
+        moved = present + plus // MICROSECOND if plus else present
+    else:
+        moved = present + type_coerce(plus, BigInteger)
+    return type_coerce(select(moved).scalar_subquery(), UtcDateTime)
+
+
+def span(name: str) -> ColumnElement[timedelta]:
+    """A parameter of that name which takes a ``timedelta``, for :func:`now`."""
+    return bindparam(name, type_=Span)
+
+
+def insert_new(table: Table, *returning: ColumnElement[Any], **values: Any) -> Statement:
+    """An INSERT that changes nothing where an index or constraint has such a row already.
+
+    Columns that are not among *values* are given when it is run. Returned is the new row, or *returning* of it;
+    nothing where there was one (the count of rows of an INSERT is not known on PostgreSQL).
+    """
+    return {
+        dialect: insert(table).values(values).on_conflict_do_nothing().returning(*(returning or table.c))
+        for dialect, insert in (("postgresql", postgresql.insert), ("sqlite", sqlite.insert))
+    }
