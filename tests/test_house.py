@@ -14,7 +14,7 @@ FLOORS = (
     "store events providers",
     "runtime domain",
     "agent workflow workflows",
-    "tasks beat mail web memory publishing worker",
+    "tasks beat mail web memory publishing worker revoked",
     "__init__ app celery cli embedded testing demo contrib",
 )
 NAMES = ("ground", "cellar", "domain", "porch", "doors", "hall")

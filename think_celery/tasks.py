@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
+from kombu.serialization import prepare_accept_content
 
 from think_celery.domain import calls, tick
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import WORK, Work
-from think_celery.errors import TaskFailed, TaskInterrupted
+from think_celery.errors import ConfigurationError, TaskFailed, TaskInterrupted
 from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.settings import Settings
@@ -45,11 +46,26 @@ class ThinkTask(Task):  # type: ignore[misc,type-arg,unused-ignore]
     track_started = False
     rate_limit = None
     typing = True
-    Request = "celery.worker.request:Request"
+    Request = "think_celery.revoked:ThinkRequest"
 
     @classmethod
     def annotate(cls) -> None:
         """Nothing: annotations are for the host's own tasks."""
+
+
+def check_content(app: Celery) -> None:
+    """See that a worker of this app takes our messages.
+
+    Raises:
+        ConfigurationError: They are JSON, which it refuses: Celery would drop each, and the tick send it again.
+    """
+    accepted = prepare_accept_content(app.conf.accept_content)
+    if accepted is not None and "application/json" not in accepted:
+        raise ConfigurationError(
+            f"accept_content of the Celery app {app.main!r} is {sorted(app.conf.accept_content)}. The messages of "
+            "think_celery are JSON, and a worker that refuses JSON can't serve. Add 'json' to accept_content; your "
+            "own tasks may go on with what they use."
+        )
 
 
 def set_limits(app: Celery, settings: Settings) -> None:

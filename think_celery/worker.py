@@ -11,8 +11,9 @@ from think_celery.domain import tick
 from think_celery.errors import ConfigurationError
 from think_celery.logs import trace_of
 from think_celery.memory import is_in_memory
+from think_celery.revoked import Revocations
 from think_celery.runtime import Runtime
-from think_celery.tasks import set_limits
+from think_celery.tasks import check_content, set_limits
 
 logger = logging.getLogger("think_celery.worker")
 
@@ -26,9 +27,15 @@ class Ticker:
     processes must not wait for the other work.
     """
 
-    def __init__(self, rt: Runtime, *, forgotten: bool = False) -> None:
-        """*forgotten* says that the broker holds no message, so all that waits is knocked for at first."""
+    def __init__(
+        self, rt: Runtime, *, forgotten: bool = False, beside: Callable[[Runtime], None] = lambda rt: None
+    ) -> None:
+        """*forgotten* says that the broker holds no message, so all that waits is knocked for at first.
+
+        *beside* is done after each pass over the work.
+        """
         self._rt, self._stop, self._forgotten = rt, threading.Event(), forgotten
+        self._beside = beside
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -43,7 +50,9 @@ class Ticker:
         if self._forgotten:
             tick.knock_now(rt)
             self._forgotten = False
-        return tick.work(rt)
+        done = tick.work(rt)
+        self._beside(rt)
+        return done
 
     def _run(self, make_pass: Callable[[Runtime], int]) -> None:
         told = ""
@@ -77,7 +86,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         """Check that this worker can serve, before it has started anything.
 
         Raises:
-            ConfigurationError: It has a broker in memory, and would fork.
+            ConfigurationError: It has a broker in memory and would fork, or would refuse our messages.
             InvalidSetting: A setting is unknown or unfit.
         """
         super().__init__(parent, **kwargs)
@@ -88,15 +97,21 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
                 "The broker memory:// lives in one process, and the prefork pool forks others. Start the worker with "
                 "--pool threads, or set CELERY_BROKER_URL to a broker such as redis://localhost:6379/0."
             )
+        check_content(parent.app)
         set_limits(parent.app, parent.app.think.runtime.settings)
+        self._revocations = Revocations(parent.app)
 
     def start(self, parent: Any) -> None:
         """Tick."""
         # What an earlier process had in its memory is gone.
-        self._ticker = Ticker(parent.app.think.runtime, forgotten=is_in_memory(parent.app))
+        self._ticker = Ticker(
+            parent.app.think.runtime, forgotten=is_in_memory(parent.app), beside=self._revocations.look
+        )
+        self._revocations.start()
         self._ticker.start()
 
     def stop(self, parent: Any) -> None:
         """Stop ticking."""
         if self._ticker is not None:
             self._ticker.stop()
+            self._revocations.stop()
