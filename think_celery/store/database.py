@@ -27,7 +27,7 @@ from think_celery.clock import Clock
 from think_celery.logs import trace_of
 from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_passing, make_engine, pause
-from think_celery.store.statements import HOST_TIME, ZERO, Statement, now
+from think_celery.store.statements import HOST_TIME, ZERO, Statement, check_names, now
 from think_celery.store.urls import checked_url
 
 logger = logging.getLogger("think_celery.store")
@@ -84,6 +84,8 @@ class Tx:
         if isinstance(statement, Mapping):
             statement = statement[self.conn.dialect.name]
         if not isinstance(parameters, list):
+            if parameters:
+                check_names(statement, parameters)
             by_database = self.clock.database_time and self.postgres
             parameters = {HOST_TIME: None if by_database else self.clock.now(), **(parameters or {})}
         return self.conn.execute(statement, parameters)

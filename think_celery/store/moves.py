@@ -1,47 +1,86 @@
 """How a status changes.
 
-Two statements do without :func:`move`, for they go over rows of several statuses at once: ``workflows.wake``
-and ``submissions.end_all``. Tests hold them to the same lists of moves.
+A module of rows makes each of its moves once, as a constant, with :func:`moving`; :func:`move` and
+:func:`moved` then carry it out:
+
+    _SETTLE = moving(outbox, outbox.c.id == bindparam("outbox_id"), OutboxStatus.DROPPED, allowed=OUTBOX_MOVES)
+
+    move(tx, _SETTLE, outbox_id=outbox_id, last_error="…")
+
+Two statements do without, for they go over rows of several statuses at once: ``workflows.wake`` and
+``submissions.end_all``. Tests hold them to the same lists of moves.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NewType, overload
 
-from sqlalchemy import Row, Table, update
+from sqlalchemy import Row, Table, Update, false, or_, update
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.states import Moves
 from think_celery.store.database import Tx
 
-
-def move(
-    tx: Tx, table: Table, where: ColumnElement[bool], to: str, *, allowed: Moves, **changes: Any
-) -> bool:
-    """Move the row that *where* names to the status *to*, and say whether this call moved it.
-
-    The check and the change are one UPDATE, so of any number of racing calls exactly one returns True;
-    a call that comes too late changes nothing. A holder of a lease calls this inside its fence.
-
-    A move from a status to itself (a takeover) can be won by every racer. Where such a move is allowed,
-    the caller holds the lease's row, or *where* asks for a row without a holder.
-    """
-    return moved(tx, table, where, to, allowed=allowed, returning=[table.c.status], **changes) is not None
+Move = NewType("Move", Update)
+"""One way in which the rows of a table may come to one status."""
 
 
-def moved(
-    tx: Tx,
+def moving(
     table: Table,
     where: ColumnElement[bool],
     to: str,
     *,
     allowed: Moves,
-    returning: Sequence[ColumnElement[Any]] = (),
+    returning: Iterable[ColumnElement[Any]] = (),
     **changes: Any,
-) -> Row[Any] | None:
-    """Do as :func:`move` does, and return the row as it is then; ``None`` if this call did not move it.
+) -> Move:
+    """The move of the row that *where* names to the status *to*, from each status that *allowed* lists.
 
-    *returning*: these columns of it, else all.
+    The check and the change are one UPDATE, so of any number of racing calls exactly one moves the row; a
+    call that comes too late changes nothing. A holder of a lease moves inside its fence.
+
+    A move from a status to itself (a takeover) can be won by every racer. Where such a move is allowed,
+    the caller holds the lease's row, or *where* asks for a row without a holder.
+
+    Args:
+        table: Where the row is.
+        where: Its parameters have names that no column has, for further columns are given by theirs.
+        to: The new status.
+        allowed: The list of ``states.py``.
+        returning: What :func:`moved` returns of the row as it is then; its status, unless said.
+        changes: Columns that change with the status, whatever :func:`move` is given.
     """
-    sources = [status for status, targets in allowed.items() if to in targets]
-    statement = update(table).where(where, table.c.status.in_(sources)).values(status=to, **changes)
-    return tx.execute(statement.returning(*(returning or table.c))).first()
+    is_source = [table.c.status == source for source, targets in allowed.items() if to in targets]
+    statement = update(table).where(where, or_(false(), *is_source)).values(status=to, **changes)
+    return Move(statement.returning(*(returning or [table.c.status])))
+
+
+@overload
+def moved(tx: Tx, how: Move, /, **values: Any) -> Row[Any] | None: ...
+@overload
+def moved(
+    tx: Tx,
+    how: Table,
+    where: ColumnElement[bool],
+    to: str,
+    /,
+    *,
+    allowed: Moves,
+    returning: Iterable[ColumnElement[Any]] = (),
+    **values: Any,
+) -> Row[Any] | None: ...
+def moved(tx: Tx, how: Any, where: Any = None, to: Any = None, /, **values: Any) -> Row[Any] | None:
+    """Do as :func:`move` does, and return the row as it is then; ``None`` if this call did not move it."""
+    if isinstance(how, Table):
+        return tx.execute(moving(how, where, to, **{"returning": how.c, **values})).first()
+    return tx.execute(how, values).first()
+
+
+@overload
+def move(tx: Tx, how: Move, /, **values: Any) -> bool: ...
+@overload
+def move(
+    tx: Tx, how: Table, where: ColumnElement[bool], to: str, /, *, allowed: Moves, **values: Any
+) -> bool: ...
+def move(tx: Tx, how: Any, where: Any = None, to: Any = None, /, **values: Any) -> bool:
+    """Make this move, and say whether this call made it. *values*: its parameters, and further columns."""
+    return moved(tx, how, where, to, **values) is not None

@@ -4,14 +4,26 @@ SQLAlchemy takes several times as long to build a statement as to run one that i
 hot paths are constants with named parameters, and :meth:`Tx.execute` gets the values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import BigInteger, Executable, Table, bindparam, cast, func, select, type_coerce
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Executable,
+    Table,
+    UpdateBase,
+    bindparam,
+    cast,
+    func,
+    select,
+    type_coerce,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql import ColumnElement, visitors
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -73,3 +85,31 @@ def insert_new(table: Table, *returning: ColumnElement[Any], **values: Any) -> S
         dialect: insert(table).values(values).on_conflict_do_nothing().returning(*(returning or table.c))
         for dialect, insert in (("postgresql", postgresql.insert), ("sqlite", sqlite.insert))
     }
+
+
+_names: WeakKeyDictionary[Executable, frozenset[str]] = WeakKeyDictionary()
+
+
+def check_names(statement: Executable, given: Iterable[str]) -> None:
+    """Make sure that each of these is a parameter of the statement, or a column of the row that it writes.
+
+    SQLAlchemy passes over any other, and a column that was misspelt would keep its value without a word.
+
+    Raises:
+        TypeError: One of them is neither.
+    """
+    names = _names.get(statement)
+    if names is None:
+        names = _names[statement] = frozenset(_names_of(statement))
+    if not names.issuperset(given):
+        wrong = ", ".join(sorted(set(given) - names))
+        raise TypeError(f"the statement has no parameter or column {wrong}")
+
+
+def _names_of(statement: Executable) -> Iterable[str]:
+    yield HOST_TIME
+    if isinstance(statement, UpdateBase):
+        yield from statement.table.c.keys()
+    for element in visitors.iterate(statement):
+        if isinstance(element, BindParameter):
+            yield element.key
