@@ -10,11 +10,11 @@ LONGEST = 400  # lines; a longer module is split by noun
 
 FLOORS = (
     "errors states messages tools recurrence serialization settings protocols retries durations schemas "
-    "signals signatures classes records jsontext clock ids breaker forks logs described names",
+    "signals signatures classes records jsontext clock ids breaker forks native logs described names",
     "store events providers",
     "runtime domain",
     "agent workflow workflows",
-    "tasks beat mail web memory publishing worker revoked",
+    "tasks beat mail web memory publishing worker revoked inspection",
     "__init__ app celery cli embedded testing demo contrib",
 )
 NAMES = ("ground", "cellar", "domain", "porch", "doors", "hall")

@@ -1,7 +1,9 @@
 """Hold a lease while working: renewal, and learning that the work is cancelled, overdue or another's.
 
 One native thread a process renews the process's row once a second, and in the same beat asks once for all
-the work in hand whether it was cancelled or taken away.
+the work in hand whether it was cancelled or taken away. It is native in every pool: among greenlets, one that
+computes would let the lease lapse. So it shares nothing of theirs: it has a connection and a lock of its own,
+and what it has to tell them is handed to their thread.
 """
 
 import contextlib
@@ -10,8 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
-from think_celery import forks
+from think_celery import forks, native
 from think_celery.domain import recovery
 from think_celery.domain.liveness import host_facts
 from think_celery.errors import LeaseLost, TurnCancelled
@@ -60,7 +63,7 @@ class Hold:
         """
         if not self.lost and self.monitor.is_stale():
             self.monitor.beat()
-            if not self.lost and not self.monitor.db.read(lambda tx: leases.is_held(tx, self.lease)):
+            if not self.lost and not self.monitor.near.read(lambda tx: leases.is_held(tx, self.lease)):
                 self.lose()
         if self.lost:
             raise LeaseLost(str(self.lease))
@@ -76,6 +79,11 @@ class Hold:
         """Note that the submission was cancelled."""
         self.cancelled = True
         self.controller.abort("cancelled")
+
+    def expire(self) -> None:
+        """Note that the deadline has passed."""
+        self.overdue = True
+        self.controller.abort("deadline")
 
     def extend(self, seconds: float) -> None:
         """Move the deadline to that many seconds from now."""
@@ -95,14 +103,15 @@ class Monitor:
         forks.in_child(self._after_fork_in_child)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = native.lock()  # also the thread's: nothing waits under it
+        self._registering = threading.Lock()
         self._holds: list[Hold] = []
         self._unheld: dict[Lease, float] = {}
         self._releasing: set[Lease] = set()
         self._process_id: str | None = None
         self._renewed = 0.0
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._thread: native.Running | None = None
+        self._stop = native.Alarm()
 
     def _after_fork_in_child(self) -> None:
         for hold in self._holds:  # the parent's work, which goes on there
@@ -114,27 +123,35 @@ class Monitor:
         """How long the process lives without a renewal."""
         return timedelta(seconds=self.rt.settings.lease_seconds)
 
+    @property
+    def near(self) -> Database:
+        """The connections for whoever else beats: a greenlet would hold up all others in the thread's own."""
+        return self.rt.db if native.has_greenlets() else self.db
+
     def process_id(self) -> str:
         """The id of this process's row, which is made at the first use and after a death."""
-        with self._lock:
-            if self._process_id is None:
+        with self._registering:
+            process_id = self._process_id
+            if process_id is None:
                 process_id, started = new_id(), self.rt.clock.elapsed()
                 facts = host_facts()
-                self.db.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
+                self.near.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
                 self._process_id, self._renewed = process_id, started
             if self._thread is None and self.rt.threads:
-                self._thread = threading.Thread(target=self._run, name="think-monitor", daemon=True)
-                self._thread.start()
-            return self._process_id
+                stop, tell = self._stop, native.homeward()
+                self._thread = native.start(lambda: self._run(stop, tell), "think-monitor")
+            return process_id
 
-    def _run(self) -> None:
-        stop = self._stop
-        while not stop.wait(RENEW_SECONDS):
+    def _run(self, stop: native.Alarm, tell: Callable[[native.Call], None]) -> None:
+        while not stop.sleep(RENEW_SECONDS):
             try:
-                self.beat()
+                for news in self._beat(self.db):
+                    tell(news)
             except Exception as error:
                 # The database may be away. The lease runs on; if it runs out, the fence holds.
-                logger.warning("could not renew this process's lease: %s", type(error).__name__)
+                tell(
+                    partial(logger.warning, "could not renew this process's lease: %s", type(error).__name__)
+                )
 
     def is_stale(self) -> bool:
         """Whether the last renewal is so old that the database must be asked before an effect."""
@@ -142,69 +159,77 @@ class Monitor:
 
     def beat(self) -> None:
         """Renew this process, and look after the work in hand."""
+        for news in self._beat(self.near):
+            news()
+
+    def _beat(self, db: Database) -> Iterator[native.Call]:
+        """One beat. What it finds comes as calls that tell it, to be made where the work is done."""
         with self._lock:
             process_id, holds = self._process_id, list(self._holds)
         if process_id is None:
             return
         started = self.rt.clock.elapsed()
-        if not self.db.transact(lambda tx: processes.renew(tx, process_id, self.lease)):
-            self._die(process_id)
+        if not db.transact(lambda tx: processes.renew(tx, process_id, self.lease)):
+            yield from self._die(process_id)
             return
         self._renewed = max(self._renewed, started)
-        self._look_at_deadlines(holds)
-        self._look_for_cancels(holds)
-        self._compare(process_id, holds)
+        yield from self._look_at_deadlines(holds)
+        yield from self._look_for_cancels(db, holds)
+        yield from self._compare(db, process_id, holds)
 
-    def _look_for_cancels(self, holds: list[Hold]) -> None:
+    def _look_for_cancels(self, db: Database, holds: list[Hold]) -> Iterator[native.Call]:
         watched = {hold.submission_id: hold for hold in holds if hold.submission_id}
         if not watched:
             return
-        statuses = self.db.read(lambda tx: submissions.running_of(tx, list(watched)))
+        statuses = db.read(lambda tx: submissions.running_of(tx, list(watched)))
         for submission_id, hold in watched.items():
             # One that is not there any more was cancelled, and then deleted.
             if statuses.get(submission_id, SubmissionStatus.ABORTED) == SubmissionStatus.ABORTED:
-                hold.cancel()
+                yield hold.cancel
 
-    def _compare(self, process_id: str, holds: list[Hold]) -> None:
+    def _compare(self, db: Database, process_id: str, holds: list[Hold]) -> Iterator[native.Call]:
         """Compare what this process holds by its own account with what the database says.
 
         A lease that was taken away is lost. One that nobody here works under is given up as if its worker
         had died: giving it back had failed, or the claim was committed and the answer got lost.
         """
-        held = self.db.read(lambda tx: leases.held_by(tx, process_id))
+        held = db.read(lambda tx: leases.held_by(tx, process_id))
         with self._lock:
             here = list(self._holds)
         for hold in holds:
             # One that is no longer among the holds has given its lease back by itself meanwhile.
             if hold.lease not in held and hold in here:
-                hold.lose()
+                yield hold.lose
         now = self.rt.clock.elapsed()
         unheld = held - {hold.lease for hold in here}
         self._unheld = {lease: self._unheld.get(lease, now) for lease in unheld}
         for lease, since in self._unheld.items():
             if now - since >= UNHELD_SECONDS:
-                logger.warning("nobody here works under the lease on %s; it is given up", lease)
-                self._release(lease, recovery.hand_back)
+                yield partial(self._release, lease, recovery.hand_back, "nobody here works under it")
 
-    def _look_at_deadlines(self, holds: list[Hold]) -> None:
+    def _look_at_deadlines(self, holds: list[Hold]) -> Iterator[native.Call]:
         now = self.rt.clock.elapsed()
         for hold in holds:
             if now < hold.deadline or (hold.lost and not hold.overdue):
                 continue
-            hold.overdue = True
-            hold.controller.abort("deadline")
+            yield hold.expire
             if now >= hold.deadline + LET_GO_SECONDS:
-                if not hold.lost:
-                    logger.error("%s ignored its deadline; its lease is given up", hold.lease)
-                hold.lose()
-                self._release(hold.lease, recovery.let_go)
+                yield partial(self._let_go, hold)
 
-    def _release(self, lease: Lease, how: "Callable[[Runtime, Lease], None]") -> None:
+    def _let_go(self, hold: Hold) -> None:
+        if not hold.lost:
+            logger.error("%s ignored its deadline; its lease is given up", hold.lease)
+        hold.lose()
+        self._release(hold.lease, recovery.let_go)
+
+    def _release(self, lease: Lease, how: "Callable[[Runtime, Lease], None]", why: str = "") -> None:
         """Give up a lease beside the beat, which must not wait for anybody's lock. The next beat tries again."""
         with self._lock:
             if lease in self._releasing:
                 return
             self._releasing.add(lease)
+        if why:
+            logger.warning("the lease on %s is given up: %s", lease, why)
 
         def work() -> None:
             try:
@@ -220,15 +245,15 @@ class Monitor:
         else:
             work()
 
-    def _die(self, process_id: str) -> None:
-        logger.warning("process %s was declared dead; its leases are gone", process_id)
+    def _die(self, process_id: str) -> Iterator[native.Call]:
         with self._lock:
             if self._process_id == process_id:
                 self._process_id = None
             holds = list(self._holds)
+        yield partial(logger.warning, "process %s was declared dead; its leases are gone", process_id)
         for hold in holds:
             if hold.lease.process_id == process_id:
-                hold.lose()
+                yield hold.lose
 
     @contextlib.contextmanager
     def hold(self, lease: Lease, *, submission_id: str | None = None, seconds: float) -> Iterator[Hold]:
@@ -254,14 +279,14 @@ class Monitor:
     def stop(self) -> None:
         """End the thread. The process's row is declared dead, so that nobody has to wait for its lease."""
         with self._lock:
-            self._stop.set()
-            thread, self._thread, self._stop = self._thread, None, threading.Event()
-        if thread is not None and thread is not threading.current_thread():
+            self._stop.ring()
+            thread, self._thread, self._stop = self._thread, None, native.Alarm()
+        if thread is not None:
             thread.join(timeout=5)
         process_id = self.forget_process()
         if process_id is not None and not self._holds:
             try:
-                self.db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
+                self.near.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
             except Exception as error:
                 logger.warning("could not sign this process off: %s", type(error).__name__)
         if self.db is not self.rt.db:
