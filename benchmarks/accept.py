@@ -1,0 +1,67 @@
+"""Accepting a submission: from the call to its return."""
+
+import threading
+from collections.abc import Iterator
+
+from benchmarks.figures import Row, Size, check, in_turn, per_second, ratio_at_least
+from benchmarks.floors import COMMIT_AND_PUBLISH, Floors
+from benchmarks.place import Place, Scene
+from benchmarks.project import Answer1
+
+AGENTS = 50
+
+
+def measure(place: Place, size: Size) -> Iterator[Row]:
+    """With no worker: rows and messages stay, and are counted. The floor commits a row and publishes, too."""
+    count = size.pick(16, 400, 2000)
+    with place.scene() as scene:
+        floors = Floors(scene)
+        accepting = Accepting(scene)
+        for threads, budget in ((1, ratio_at_least(0.7)), (8, None)):
+            floor, ours = in_turn(
+                size.rounds,
+                lambda _, threads=threads: floors.commits_and_publishes(count, threads),
+                lambda _, threads=threads: accepting.rate(count, threads),
+            )
+            who = "one client" if threads == 1 else f"{threads} threads"
+            yield Row(
+                what=f"accept a submission, {who}",
+                unit="/s",
+                ours=ours,
+                floor=floor,
+                floor_name=COMMIT_AND_PUBLISH.replace("one client", who),
+                budget=budget,
+            )
+
+
+class Accepting:
+    """Submits to agents in turn, and counts what is there afterwards."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene, self._stored = scene, 0
+
+    def rate(self, count: int, threads: int) -> float:
+        """So many submissions by so many threads at once, a second."""
+        each = count // threads
+
+        def submit(first: int) -> None:
+            for number in range(first, first + each):
+                self._scene.agent(Answer1, f"agent-{number % AGENTS}").submit_messages("Triage this report.")
+
+        def all_of_them() -> None:
+            if threads == 1:
+                submit(0)
+                return
+            running = [threading.Thread(target=submit, args=(each * number,)) for number in range(threads)]
+            for thread in running:
+                thread.start()
+            for thread in running:
+                thread.join()
+
+        figure = per_second(each * threads, all_of_them)
+        self._stored += each * threads
+        rows = self._scene.ask("SELECT count(*) FROM think_submissions WHERE status = 'pending'")
+        check(rows == self._stored, f"{rows} rows of {self._stored}")
+        check(self._scene.waiting() == each * threads, f"{self._scene.waiting()} messages")
+        self._scene.purge()
+        return figure
