@@ -110,6 +110,6 @@ def _names_of(statement: Executable) -> Iterable[str]:
     yield HOST_TIME
     if isinstance(statement, UpdateBase):
         yield from statement.table.c.keys()
-    for element in visitors.iterate(statement):
+    for element in visitors.iterate(statement):  # type: ignore[arg-type,unused-ignore]
         if isinstance(element, BindParameter):
             yield element.key
