@@ -14,7 +14,7 @@ FLOORS = (
     "store events providers",
     "runtime domain",
     "agent workflow workflows",
-    "tasks beat mail web memory publishing worker revoked inspection",
+    "tasks beat mail web memory publishing worker revoked inspection stops",
     "__init__ app celery cli embedded testing demo contrib",
 )
 NAMES = ("ground", "cellar", "domain", "porch", "doors", "hall")
@@ -24,6 +24,7 @@ GROUND, DOORS, HALL = (set(FLOORS[height].split()) for height in (0, 4, 5))
 ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that may import it
     "celery": DOORS | HALL,
     "kombu": DOORS | HALL,
+    "billiard": {"stops"},  # only it says whether this process is a child of the prefork pool
     "sqlalchemy": {"store", "events.sql"},
     "alembic": {"store"},
     "psycopg": {"store"},

@@ -48,7 +48,6 @@ class ThinkCelery:
         register(app, lambda: self.runtime)
         app.steps["worker"].add(TickStep)
         signals.import_modules.connect(self._import_classes, sender=app, weak=False)
-        signals.worker_shutting_down.connect(self._stop, weak=False)
         signals.worker_shutdown.connect(self._end, weak=False)
         signals.worker_process_shutdown.connect(self._end_child, weak=False)
         set_current(lambda: self.runtime)
@@ -113,7 +112,8 @@ class ThinkCelery:
         if runtime is not None:
             runtime.close()
 
-    def _stop(self, **_: Any) -> None:
+    def stop(self) -> None:
+        """Have the work in hand handed over, and take no more: this worker stops."""
         if self._runtime is not None:
             self._runtime.stopping.abort("the worker is shutting down")
 

@@ -7,6 +7,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from kombu.serialization import prepare_accept_content
 
+from think_celery import stops
 from think_celery.domain import calls, tick
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import WORK, Work
@@ -89,7 +90,8 @@ def register(app: Celery, runtime: Callable[[], Runtime]) -> None:
             rt = _ready(runtime())
             row = " ".join(ids.values())
             try:
-                outcome = work.run(rt, **ids)
+                with stops.working():
+                    outcome = work.run(rt, **ids)
             except BaseException as error:
                 if calls.interrupts(error):
                     raise

@@ -1,13 +1,17 @@
-"""What a Celery worker does beside its tasks: it ticks, so recovery needs neither beat nor a free slot."""
+"""What a Celery worker does beside its tasks: it ticks, so recovery needs neither beat nor a free slot, sees at
+once when a child of its pool dies, and lets its work hand over when it stops.
+"""
 
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from celery import bootsteps
+from celery import bootsteps, signals
 
-from think_celery.domain import tick
+from think_celery import stops
+from think_celery.domain import recovery, tick
 from think_celery.errors import ConfigurationError
 from think_celery.logs import trace_of
 from think_celery.memory import is_in_memory
@@ -18,6 +22,8 @@ from think_celery.tasks import check_content, set_limits
 logger = logging.getLogger("think_celery.worker")
 
 TICK_SECONDS = 1.0
+CHILDREN_SECONDS = 0.2
+"""How often the parent of a prefork pool looks whether a child is gone."""
 
 
 class Ticker:
@@ -77,6 +83,40 @@ class Ticker:
             thread.join(timeout=10)
 
 
+class Brood:
+    """Looks after the children of a prefork pool: what one that dies had in hand is free at once.
+
+    The tick proves a death, too, but not at once: only one worker of all makes a pass over processes each second.
+    """
+
+    def __init__(self, rt: Runtime, pids: Callable[[], set[int]]) -> None:
+        """*pids* says which children there are."""
+        self._rt, self._pids, self._stop = rt, pids, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="think-children", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        known = self._pids()
+        while not self._stop.wait(CHILDREN_SECONDS):
+            there = self._pids()
+            if known - there:
+                try:
+                    recovery.bury(self._rt)
+                except Exception as error:
+                    logger.error(
+                        "could not free the work of a dead child; the tick will: %s", trace_of(error)
+                    )
+            known = there
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+
 class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
     """Added to the worker of each app that ``ThinkCelery`` wires. It stops before the pool does."""
 
@@ -90,28 +130,40 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
             InvalidSetting: A setting is unknown or unfit.
         """
         super().__init__(parent, **kwargs)
-        self._ticker: Ticker | None = None
-        pool = getattr(parent.pool_cls, "__module__", str(parent.pool_cls))
-        if is_in_memory(parent.app) and "prefork" in pool:
+        self._running: list[Any] = []
+        self._forks = "prefork" in getattr(parent.pool_cls, "__module__", str(parent.pool_cls))
+        if is_in_memory(parent.app) and self._forks:
             raise ConfigurationError(
                 "The broker memory:// lives in one process, and the prefork pool forks others. Start the worker with "
                 "--pool threads, or set CELERY_BROKER_URL to a broker such as redis://localhost:6379/0."
             )
         check_content(parent.app)
         set_limits(parent.app, parent.app.think.runtime.settings)
-        self._revocations = Revocations(parent.app)
+        self._word = stops.Word()  # before the pool forks
+        if self._forks:
+            begin = partial(stops.begin_child, self._word, parent.app.think.stop)
+            signals.worker_process_init.connect(begin, weak=False)
 
     def start(self, parent: Any) -> None:
-        """Tick."""
+        """Tick, look after children, and listen for the end."""
+        think = parent.app.think
+        stops.listen(self._word, think.stop)
+        stops.say_at_signals(self._word)
+        revocations = Revocations(parent.app)
         # What an earlier process had in its memory is gone.
-        self._ticker = Ticker(
-            parent.app.think.runtime, forgotten=is_in_memory(parent.app), beside=self._revocations.look
-        )
-        self._revocations.start()
-        self._ticker.start()
+        ticker = Ticker(think.runtime, forgotten=is_in_memory(parent.app), beside=revocations.look)
+        self._running = [revocations, ticker]
+        if self._forks:
+            self._running.append(Brood(think.runtime, lambda: set(parent.pool.info["processes"])))
+        for each in self._running:
+            each.start()
+
+    def close(self, parent: Any) -> None:
+        """Let the work in hand be handed over, whatever has stopped the worker."""
+        self._word.say()
+        parent.app.think.stop()
 
     def stop(self, parent: Any) -> None:
         """Stop ticking."""
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._revocations.stop()
+        for each in reversed(self._running):
+            each.stop()

@@ -92,7 +92,7 @@ class _Helper(Generic[T]):
             return self._outcome
 
 
-CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate"}
+CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "GreenletExit"}
 
 
 def interrupts(error: BaseException) -> bool:

@@ -92,12 +92,26 @@ def sweep(rt: Runtime, limit: int = ROWS) -> int:
     A process is dead when this machine can prove it, or when two looks a while apart found it out of
     time. Each row is its own transaction; one that fails is tried again in the next pass.
     """
+    _end_proven(rt)
+    lapsed = rt.db.read(lambda tx: processes.lapsed(tx, limit))
+    each_row(rt, "look at a process that is out of time", lapsed, _look_at)
+    return _free_orphaned(rt, limit)
+
+
+def bury(rt: Runtime) -> int:
+    """Free at once what those held whose end this machine can prove; for whoever knows that somebody died."""
+    _end_proven(rt)
+    return _free_orphaned(rt, ROWS)
+
+
+def _end_proven(rt: Runtime) -> None:
     here = host_facts()
     others = ((process_id, facts) for process_id, facts in rt.db.read(processes.alive) if facts != here)
     proven = (process_id for process_id, facts in others if known_dead(facts))
     each_row(rt, "end a dead process", proven, lambda tx, process_id: _declare(tx, process_id, known=True))
-    lapsed = rt.db.read(lambda tx: processes.lapsed(tx, limit))
-    each_row(rt, "look at a process that is out of time", lapsed, _look_at)
+
+
+def _free_orphaned(rt: Runtime, limit: int) -> int:
     lost = rt.db.read(lambda tx: leases.orphaned(tx, limit))
     return each_row(rt, "free the work of a dead process", lost, lambda tx, lease: _free(rt, tx, lease))
 
