@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
 
+from think_celery import inspection
 from think_celery.clock import SystemClock
 from think_celery.events.choice import Broker, event_log
 from think_celery.events.redis_url import is_redis_url
@@ -46,6 +47,7 @@ class ThinkCelery:
         self._runtime = None
         app.think = self  # type: ignore[attr-defined,unused-ignore]
         register(app, lambda: self.runtime)
+        inspection.register(app, lambda: self.runtime)
         app.steps["worker"].add(TickStep)
         signals.import_modules.connect(self._import_classes, sender=app, weak=False)
         signals.worker_shutdown.connect(self._end, weak=False)

@@ -8,6 +8,7 @@ from think_celery.cli.common import Group
 from think_celery.cli.database import db, tick
 from think_celery.cli.demo import demo
 from think_celery.cli.dev import dev
+from think_celery.cli.doctor import doctor
 from think_celery.cli.submissions import submissions
 from think_celery.cli.workflows import workflows
 
@@ -21,5 +22,5 @@ def main() -> None:
     """
 
 
-for command in (demo, dev, db, tick, submissions, workflows):
+for command in (demo, dev, doctor, db, tick, submissions, workflows):
     main.add_command(command)

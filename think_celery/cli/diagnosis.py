@@ -1,0 +1,310 @@
+"""What ``think-celery doctor`` looks at: the database, the broker, the workers, and what waits for them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from celery import Celery
+from kombu import Connection
+
+from think_celery import brokers, inspection
+from think_celery.app import ThinkCelery
+from think_celery.cli.common import missing_file
+from think_celery.clock import SystemClock
+from think_celery.domain import health, knocks
+from think_celery.domain.health import Crew, Finding
+from think_celery.errors import ThinkError
+from think_celery.memory import is_in_memory
+from think_celery.runtime import agent_classes, workflow_classes
+from think_celery.store.database import Database, is_away
+
+T = TypeVar("T")
+
+FIRST_LOOK_SECONDS = 4.0
+"""How long the database's first answer and the workers' may take."""
+ROWS_SECONDS = 2.0
+PING_SECONDS = 3.0
+CONNECT_SECONDS = 2.0
+POLL_SECONDS = 0.1
+
+_clock = SystemClock()
+
+
+# --- one check ------------------------------------------------------------------------------------
+
+
+class _NoAnswer(Exception):
+    """It did not come to an end in its time."""
+
+
+class Attempt(Generic[T]):
+    """Something that may hang, tried in a thread that is left behind if it does."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work, self._ended = work, threading.Event()
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="think-doctor", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._value.append(self._work())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def result(self, until: float) -> T:
+        """What it gave, which must come until then."""
+        if not self._ended.wait(max(until - _clock.elapsed(), 0)):
+            raise _NoAnswer
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+def checked(check: str, seconds: float, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a check finds that may hang."""
+    return _found(check, seconds, lambda: Attempt(look).result(_clock.elapsed() + seconds))
+
+
+def _found(check: str, seconds: float, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a check finds; that it failed itself is a problem, too, and hides no other."""
+    try:
+        return look()
+    except _NoAnswer:
+        return [
+            problem(check, f"There was no answer within {seconds:g} seconds: it hangs, or is overloaded.")
+        ]
+    except ThinkError as error:
+        return [problem(check, str(error))]
+    except Exception as error:
+        if is_away(error):
+            return [problem(check, f"The database can't be reached: {getattr(error, 'orig', error)}")]
+        return [problem(check, f"This could not be checked: {type(error).__name__}, {_place(error)}.")]
+
+
+def _place(error: BaseException) -> str:
+    trace, place = error.__traceback__, "nowhere"
+    while trace is not None:
+        place = f"{trace.tb_frame.f_globals.get('__name__')}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+def problem(check: str, text: str) -> Finding:
+    """A finding that needs somebody."""
+    return Finding(check, "problem", text)
+
+
+# --- all checks -----------------------------------------------------------------------------------
+
+
+class Diagnosis:
+    """The checks of one app, its database and its broker. What hangs is left behind after its time.
+
+    With the name of a *worker* it is about that worker alone, and says nothing of the rows.
+    """
+
+    def __init__(self, think: ThinkCelery, worker: str | None = None) -> None:
+        self._think, self._app, self._worker = think, think.app, worker
+        self._findings: list[Finding] = []
+
+    def findings(self) -> list[Finding]:
+        """All of them, in the order in which they help to read each other."""
+        until = _clock.elapsed() + FIRST_LOOK_SECONDS
+        asked = Attempt(self._ask_broker)
+        db = self._database(until)
+        crew = self._crew(asked, until)
+        if db is not None:
+            if self._worker is None:
+                self._rows(db, crew)
+            self._pings(db, crew)
+        return self._findings
+
+    def _add(self, check: str, seconds: float, look: Callable[[], list[Finding]]) -> bool:
+        """Make a check, and say whether it found no problem."""
+        found = _found(check, seconds, look)
+        self._findings += found
+        return not any(each.level == "problem" for each in found)
+
+    def _database(self, until: float) -> Database | None:
+        """The database, if it can be asked further."""
+        made: list[Database] = []
+
+        def look() -> list[Finding]:
+            rt = self._think.runtime
+            if missing := missing_file(rt.db.url):
+                return [problem("database", f"There is no database {missing}. Run: think-celery db upgrade")]
+            # Not the runtime's own, which would migrate SQLite first.
+            db = Database(rt.db.url, _clock, busy_timeout=rt.settings.busy_timeout)
+            found = health.schema(db)
+            made.append(db)
+            return found
+
+        attempt = Attempt(look)
+        fine = self._add("database", FIRST_LOOK_SECONDS, lambda: attempt.result(until))
+        return made[0] if fine and made else None
+
+    def _rows(self, db: Database, crew: Crew) -> None:
+        until = _clock.elapsed() + ROWS_SECONDS
+        checks: dict[str, Callable[[], list[Finding]]] = {
+            "clock": lambda: health.clocks(db, _clock),
+            "ticks": lambda: health.passes(db),
+            "leases": lambda: health.leases(db),
+            "waiting": lambda: health.waiting(db, _clock, crew),
+            "attempts": lambda: health.dying(db, self._think.runtime.settings.max_attempts),
+            "paused": lambda: health.paused(db),
+            "news": lambda: health.undelivered(db),
+        }
+        for check, look in checks.items():
+            self._add(check, ROWS_SECONDS, lambda look=look: Attempt(look).result(until))  # type: ignore[misc]
+
+    # --- the broker and its workers ---------------------------------------------------------------
+
+    def _ask_broker(self) -> tuple[list[Finding], Crew]:
+        found, workers = [], None
+        if self._app.conf.task_always_eager:
+            text = "task_always_eager is on: turns run in whoever submits them, with no broker and no worker."
+            found.append(Finding("broker", "warning", text))
+        elif is_in_memory(self._app):
+            text = "memory:// lives in the process that works, so nobody else can ask it."
+            found.append(Finding("broker", "ok", f"{text} Ticks and rows show how it goes."))
+        else:
+            with _connected(self._app) as connection:
+                found.append(Finding("broker", "ok", f"{connection.as_uri()} answers."))
+                workers = inspection.ask_workers(self._app, connection, self._worker)
+        return found, Crew(workers=workers, route=lambda task: inspection.route(self._app, task))
+
+    def _crew(self, asked: Attempt[tuple[list[Finding], Crew]], until: float) -> Crew:
+        crew = Crew(workers=None, route=lambda task: inspection.route(self._app, task))
+
+        def look() -> list[Finding]:
+            nonlocal crew
+            try:
+                found, crew = asked.result(until)
+            except _Unreachable as error:
+                return [problem("broker", str(error))]
+            return found
+
+        if not self._add("broker", FIRST_LOOK_SECONDS, look):
+            return crew
+        if self._worker is None:
+            self._add("broker", 0, lambda: self._advice(crew))
+        if crew.workers is not None:
+            self._add("workers", 0, lambda: self._workers(crew))
+            if crew.workers:
+                self._add("queues", 0, lambda: self._queues(crew))
+        return crew
+
+    def _advice(self, crew: Crew) -> list[Finding]:
+        pools = {each.pool for each in crew.workers or () if each.knows_us} or {None}
+        told = [text for pool in sorted(pools, key=str) for text in brokers.advice(self._app, pool)]
+        return [Finding("broker", "warning", text) for text in dict.fromkeys(told)]
+
+    def _workers(self, crew: Crew) -> list[Finding]:
+        workers = crew.workers or ()
+        if not workers and not self._app.conf.worker_enable_remote_control:
+            text = "worker_enable_remote_control is off, so workers can't be asked. Ticks and rows show how it goes."
+            return [Finding("workers", "warning", text)]
+        if not workers and self._worker is not None:
+            return [problem("workers", f"{self._worker} does not answer through this broker. Restart it.")]
+        if not workers:
+            text = "No worker answers through this broker. Start one: celery -A YOUR_APP worker"
+            return [problem("workers", f"{text} (One in the solo pool answers only between two tasks.)")]
+        found = [
+            problem(
+                "workers",
+                f"{each.name} listens to {', '.join(sorted(each.queues & self._used()))}, and does not know our "
+                "tasks: it throws our messages away. Let its app call ThinkCelery(app), or give it other queues.",
+            )
+            for each in workers
+            if not each.knows_us and each.queues & self._used()
+        ]
+        names = [each.name for each in workers]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            text = f"{names.count(name)} workers are called {name}. Give each a name of its own, with the option -n."
+            found.append(Finding("workers", "warning", text))
+        ours = [each.name for each in workers if each.knows_us]
+        if not ours:
+            text = f"None of {', '.join(names)} knows our tasks. Start one whose app calls ThinkCelery(app)."
+            return found if any(each.level == "problem" for each in found) else [problem("workers", text)]
+        return [*found, Finding("workers", "ok", f"{', '.join(ours)} answered.")]
+
+    def _used(self) -> set[str]:
+        """The queues that this app's code sends to."""
+        tasks = (knocks.RUN_SUBMISSION, knocks.ADVANCE_WORKFLOW, knocks.DELIVER_NEWS)
+        named = [
+            registry.get(name).queue
+            for registry in (agent_classes, workflow_classes)
+            for name in registry.names()
+        ]
+        own = self._think.runtime.settings.queue
+        defaults = {own} if own is not None else {inspection.route(self._app, task) for task in tasks}
+        return defaults | {queue for queue in named if queue is not None}
+
+    def _queues(self, crew: Crew) -> list[Finding]:
+        used = sorted(self._used())
+        heard = [queue for queue in used if crew.listening_to(queue)]
+        deaf = [queue for queue in used if queue not in heard]
+        if not deaf or (heard and self._worker is not None):
+            return [Finding("queues", "ok", f"Workers listen to {', '.join(heard)}.")]
+        level: health.Level = "problem" if len(deaf) == len(used) else "warning"
+        text = f"No worker listens to {', '.join(deaf)}: what is sent there waits. Start one"
+        return [Finding("queues", level, f"{text}: celery -A YOUR_APP worker -Q {','.join(deaf)}")]
+
+    def _pings(self, db: Database, crew: Crew) -> None:
+        if crew.workers is None:
+            return
+        mute = not crew.workers and not self._app.conf.worker_enable_remote_control
+        queues = [queue for queue in sorted(self._used()) if mute or crew.listening_to(queue)]
+        if queues:
+            attempt = Attempt(lambda: self._ping(db, crew, queues))
+            until = _clock.elapsed() + PING_SECONDS + 0.5
+            self._add("ping", PING_SECONDS, lambda: attempt.result(until))
+
+    def _ping(self, db: Database, crew: Crew, queues: list[str]) -> list[Finding]:
+        """Send a message through each queue, and see whether a worker takes it."""
+        until, since = _clock.elapsed() + PING_SECONDS, health.database_now(db)
+        with _connected(self._app) as connection:
+            for queue in queues:
+                inspection.send_ping(self._app, connection, queue)
+        left = list(queues)
+        while (left := health.unanswered(db, left, since)) and _clock.elapsed() < until:
+            _clock.sleep(POLL_SECONDS)
+        if not left:
+            text = f"A message through {', '.join(queues)} was taken by a worker."
+            return [Finding("ping", "ok", text)]
+        return [self._silence(queue, crew) for queue in left]
+
+    def _silence(self, queue: str, crew: Crew) -> Finding:
+        listeners = crew.listening_to(queue)
+        names = ", ".join(each.name for each in listeners)
+        if listeners and all(each.full for each in listeners):
+            text = f"A message through {queue} is not taken: all slots of {names} are busy."
+            return Finding("ping", "warning", f"{text} Start more workers, or wait.")
+        text = (
+            f"A message through {queue} was not taken within {PING_SECONDS:g} seconds, though {names or 'a worker'} "
+            "listens to it: it is connected and consumes nothing (restart it), or works on another database "
+            "(compare think_database_url)."
+        )
+        return problem("ping", text)
+
+
+class _Unreachable(Exception):
+    """The broker can't be reached; the text says why."""
+
+
+@contextmanager
+def _connected(app: Celery) -> Iterator[Connection]:
+    connection = brokers.connection(app, CONNECT_SECONDS)
+    try:
+        try:
+            connection.connect()
+        except connection.recoverable_connection_errors as error:
+            cause = " ".join(str(error).split()) or type(error).__name__
+            raise _Unreachable(f"{connection.as_uri()} can't be reached: {cause}") from error
+        yield connection
+    finally:
+        brokers.release(connection)

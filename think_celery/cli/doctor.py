@@ -1,0 +1,101 @@
+"""``think-celery doctor``: what is wrong, and what to do about it."""
+
+from dataclasses import asdict
+
+import click
+from celery import Celery
+
+from think_celery import providers
+from think_celery.app import ThinkCelery
+from think_celery.cli.common import Failure, app_options, celery_app, json_option, print_json, think_of
+from think_celery.cli.diagnosis import Diagnosis, checked, problem
+from think_celery.clock import SystemClock
+from think_celery.domain.audition import audition
+from think_celery.domain.health import Finding
+from think_celery.errors import ModelError, ThinkError
+from think_celery.memory import default_to_memory
+from think_celery.settings import Settings
+
+MODEL_SECONDS = 90.0
+
+_clock = SystemClock()
+
+
+@click.command()
+@app_options
+@json_option
+@click.option(
+    "--worker",
+    metavar="NAME",
+    help="Look at this worker alone, such as celery@host: for the health check of its container.",
+)
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Look at this model alone, such as openai/gpt-5-mini: whether it can answer a step.prompt.",
+)
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    app: str | None,
+    database_url: str | None,
+    as_json: bool,
+    worker: str | None,
+    model: str | None,
+) -> None:
+    """Say what is wrong, and what to do about it; within ten seconds, whatever hangs.
+
+    Each line is ok, a warning (it works, and could be better) or a problem (something stays undone until
+    somebody acts). Exits with 1 if there is a problem, else with 0. With --model it makes one request to that
+    model, and to nothing else.
+    """
+    think, found = _wired(app, database_url)
+    if model is not None:
+        found = [each for each in found if each.level == "problem"] or checked(
+            "model", MODEL_SECONDS, lambda: _look_at_model(model, think.runtime.settings)
+        )
+    else:
+        found += Diagnosis(think, worker).findings()
+    ill = any(each.level == "problem" for each in found)
+    if as_json:
+        print_json({"healthy": not ill, "findings": [asdict(each) for each in found]})
+    else:
+        width = max(len(each.check) for each in found)
+        for each in found:
+            click.echo(f"{each.level:<7}  {each.check:<{width}}  {' '.join(each.text.split())}")
+    ctx.exit(Failure.exit_code if ill else 0)
+
+
+def _wired(app: str | None, database_url: str | None) -> tuple[ThinkCelery, list[Finding]]:
+    """The app with its settings and modules; a fault in those is a finding like any other."""
+    try:
+        return think_of(app, database_url), [Finding("settings", "ok", "All settings are valid.")]
+    except click.ClickException:  # there is no such app, or not that database: nothing to look at
+        raise
+    except Exception as error:
+        celery = Celery("think_celery_cli", set_as_current=False) if app is None else celery_app(app)
+        default_to_memory(celery)
+        if isinstance(error, ThinkError):
+            return ThinkCelery(celery), [problem("settings", str(error))]
+        text = f"A module of {app} can't be imported: {type(error).__name__}: {error}"
+        return ThinkCelery(celery), [problem("settings", text)]
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+
+def _look_at_model(name: str, settings: Settings) -> list[Finding]:
+    model = providers.resolve(
+        name, openai_api_key=settings.openai_api_key, openai_base_url=settings.openai_base_url
+    )
+    began = _clock.elapsed()
+    try:
+        fault = audition(model, settings)
+    except ModelError as error:
+        return [problem("model", f"{name} could not be asked: {error}")]
+    if fault is not None:
+        return [
+            problem("model", f"{name} can't answer a step.prompt: {fault}. Choose another model for prompts.")
+        ]
+    took = _clock.elapsed() - began
+    return [Finding("model", "ok", f"{name} can answer a step.prompt; it took {took:.1f} s.")]

@@ -1,0 +1,203 @@
+"""What ``think-celery doctor`` asks the database: questions over all rows, each of them one statement."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row, and_, case, func, or_, select, type_coerce
+from sqlalchemy.sql import ColumnElement
+
+from think_celery.ids import short_hash
+from think_celery.states import OutboxStatus, SubmissionStatus, WorkflowStatus, is_terminal
+from think_celery.store import leases, processes
+from think_celery.store.database import Tx
+from think_celery.store.leases import Lease
+from think_celery.store.tables import outbox, submissions, ticks, workflows
+from think_celery.store.tables import processes as process_rows
+from think_celery.store.types import UtcDateTime
+
+_UNFINISHED = [status.value for status in SubmissionStatus if not is_terminal(status)]
+
+
+def now(tx: Tx) -> datetime:
+    """The present instant by the database's clock; on SQLite that is the host's."""
+    moment: datetime = tx.execute(select(type_coerce(tx.now(), UtcDateTime))).scalar_one()
+    return moment
+
+
+# --- who works ------------------------------------------------------------------------------------
+
+
+def last_passes(tx: Tx) -> dict[str, datetime]:
+    """When a pass of each kind was admitted last."""
+    return {row.kind: row.last_at for row in tx.execute(select(ticks.c.kind, ticks.c.last_at))}
+
+
+def answer(tx: Tx, queue: str) -> None:
+    """Note that a worker has just taken a ping from this queue."""
+    statement = tx.insert(ticks).values(kind=_ping(queue), last_at=tx.now(), steady_since=tx.now())
+    at = {"last_at": statement.excluded.last_at}
+    tx.execute(statement.on_conflict_do_update(index_elements=[ticks.c.kind], set_=at))
+
+
+def answered_at(tx: Tx, queue: str) -> datetime | None:
+    """When a worker took a ping from this queue last."""
+    return tx.execute(select(ticks.c.last_at).where(ticks.c.kind == _ping(queue))).scalar()
+
+
+def _ping(queue: str) -> str:
+    return f"ping {short_hash(queue)}"  # a queue's name may be longer than the column
+
+
+def lost(tx: Tx, limit: int = 500) -> list[tuple[Lease, datetime | None]]:
+    """Leases of processes that are dead or out of time, with the end of that time.
+
+    ``None`` where the process's row is gone: it has been dead for a day.
+    """
+    late = {lease for process_id in processes.lapsed(tx, limit) for lease in leases.held_by(tx, process_id)}
+    found = sorted(late | set(leases.orphaned(tx, limit)), key=str)
+    p = process_rows.c
+    wanted = {lease.process_id for lease in found}
+    until = {row.id: row.until for row in tx.execute(select(p.id, p.until).where(p.id.in_(wanted)))}
+    return [(lease, until.get(lease.process_id)) for lease in found]
+
+
+def count_alive(tx: Tx) -> int:
+    """How many processes have worked, and have renewed themselves in time."""
+    p = process_rows.c
+    return tx.execute(select(func.count()).where(p.dead.is_(False), p.until >= tx.now())).scalar() or 0
+
+
+# --- what waits -----------------------------------------------------------------------------------
+
+
+def waiting_turns(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
+    """Turns that wait for a worker, and are not behind another, in groups of one class and queue.
+
+    ``forgotten`` counts those whose knock was due *late* ago or earlier: a tick would have seen them.
+    """
+    s = submissions.c
+    due = or_(s.not_before.is_(None), s.not_before <= tx.now())
+    statement = (
+        select(
+            s.agent_class,
+            s.queue,
+            func.count().label("count"),
+            _count(s.knock_at < tx.now(-late)).label("forgotten"),
+            func.max(s.knocks).label("knocks"),
+            func.min(s.created_at).label("oldest"),
+            func.min(s.id).label("example"),
+        )
+        .where(s.knock_at.is_not(None), s.status.in_(_UNFINISHED), due)
+        .group_by(s.agent_class, s.queue)
+        .order_by(s.agent_class, s.queue)
+    )
+    return tx.execute(statement).all()
+
+
+def waiting_runs(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
+    """Runs of workflows that wait for a worker, in groups of one class, version and queue."""
+    w = workflows.c
+    freed = and_(w.status == WorkflowStatus.RUNNING, w.process_id.is_(None))
+    statement = (
+        select(
+            w.workflow,
+            w.version,
+            w.agent_class,
+            w.queue,
+            func.count().label("count"),
+            _count(w.knock_at < tx.now(-late)).label("forgotten"),
+            func.max(w.knocks).label("knocks"),
+            func.min(w.created_at).label("oldest"),
+            func.min(w.workflow_id).label("example"),
+        )
+        .where(w.knock_at.is_not(None), or_(w.status == WorkflowStatus.QUEUED, freed))
+        .group_by(w.workflow, w.version, w.agent_class, w.queue)
+        .order_by(w.workflow, w.version, w.queue)
+    )
+    return tx.execute(statement).all()
+
+
+def waiting_news(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
+    """News that waits for its delivery, in groups of one queue."""
+    o = outbox.c
+    statement = (
+        select(
+            o.queue,
+            func.count().label("count"),
+            _count(o.knock_at < tx.now(-late)).label("forgotten"),
+            func.max(o.knocks).label("knocks"),
+            func.min(o.created_at).label("oldest"),
+            func.min(o.id).label("example"),
+        )
+        .where(o.knock_at.is_not(None), o.status == OutboxStatus.PENDING)
+        .group_by(o.queue)
+        .order_by(o.queue)
+    )
+    return tx.execute(statement).all()
+
+
+def _count(condition: Any) -> Any:
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
+
+
+# --- what needs somebody --------------------------------------------------------------------------
+
+
+def _at_hand(in_hand: ColumnElement[bool], knock_at: ColumnElement[Any]) -> ColumnElement[bool]:
+    # Both sides have a partial index; a look at every row of these tables could take long.
+    return or_(in_hand, knock_at.is_not(None))
+
+
+def dying_turns(tx: Tx, attempts: int, takeovers: int, limit: int) -> Sequence[Row[Any]]:
+    """Unfinished turns in which that many workers have died in a row, or which changed hands that often."""
+    s = submissions.c
+    statement = (
+        select(s.id, s.agent_class, s.agent_name, s.attempts, s.takeovers)
+        .where(
+            _at_hand(s.status == SubmissionStatus.RUNNING, s.knock_at),
+            or_(s.attempts >= attempts, s.takeovers >= takeovers),
+        )
+        .order_by(s.seq)
+        .limit(limit)
+    )
+    return tx.execute(statement).all()
+
+
+def dying_runs(tx: Tx, attempts: int, takeovers: int, limit: int) -> Sequence[Row[Any]]:
+    """Runs in which that many workers have died in a row, or which changed hands that often."""
+    w = workflows.c
+    statement = (
+        select(w.workflow, w.workflow_id, w.attempts, w.takeovers)
+        .where(
+            _at_hand(w.process_id.is_not(None), w.knock_at),
+            or_(w.attempts >= attempts, w.takeovers >= takeovers),
+        )
+        .order_by(w.created_at)
+        .limit(limit)
+    )
+    return tx.execute(statement).all()
+
+
+def paused_runs(tx: Tx, limit: int) -> Sequence[Row[Any]]:
+    """Runs that have stopped resumably."""
+    w = workflows.c
+    statement = (
+        select(w.workflow, w.workflow_id, w.error_type)
+        .where(w.status == WorkflowStatus.PAUSED)
+        .order_by(w.created_at)
+        .limit(limit)
+    )
+    return tx.execute(statement).all()
+
+
+def undelivered(tx: Tx, attempts: int, limit: int) -> Sequence[Row[Any]]:
+    """News whose delivery has failed that often."""
+    o = outbox.c
+    statement = (
+        select(o.id, o.attempts, o.last_error)
+        .where(o.status == OutboxStatus.PENDING, o.attempts >= attempts)
+        .order_by(o.created_at)
+        .limit(limit)
+    )
+    return tx.execute(statement).all()
