@@ -20,6 +20,7 @@ import redis
 from celery import Celery
 
 from benchmarks.figures import Size, until
+from benchmarks.processes import children
 from benchmarks.workerapp import STAMPS, make_app
 from tests import servers
 from think_celery.app import ThinkCelery
@@ -226,10 +227,14 @@ class Worker:
         )
         return self.stamps()
 
-    def stop(self) -> None:
-        """Tell it to stop, and wait until it has; kill it after 20 seconds."""
+    def tell_to_stop(self) -> None:
+        """SIGTERM it, as whoever deploys does."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Tell it to stop, and wait until it has; kill it after 20 seconds."""
+        self.tell_to_stop()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -237,16 +242,7 @@ class Worker:
 
     def kill(self) -> None:
         """SIGKILL it, and its children of the prefork pool."""
-        for pid in [*children_of(self.pid), self.pid]:
+        for pid in [*children(self.pid), self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that this one started; none where the system doesn't tell."""
-    found: list[int] = []
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(it) for it in listed.read_text().split()]
-    return found

@@ -140,7 +140,7 @@ class Patient(Think):
         return SlowModel(self.name)
 
 
-class Nobodys(Think, name="Nobodys"):
+class Nobodys(Think):
     """Its turns go to a queue that no worker serves."""
 
-    queue = "bench-nobody"
+    queue = "nobody"
