@@ -14,7 +14,7 @@ FLOORS = (
     "store events providers",
     "runtime domain",
     "agent workflow workflows",
-    "tasks beat mail web memory publishing worker revoked inspection stops",
+    "tasks beat mail web memory brokers publishing worker revoked inspection stops",
     "__init__ app celery cli embedded testing demo contrib",
 )
 NAMES = ("ground", "cellar", "domain", "porch", "doors", "hall")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
 
-from think_celery import inspection
+from think_celery import brokers, inspection
 from think_celery.clock import SystemClock
 from think_celery.events.choice import Broker, event_log
 from think_celery.events.redis_url import is_redis_url
@@ -57,6 +57,7 @@ class ThinkCelery:
 
     _lock: threading.RLock
     _runtime: Runtime | None
+    _publisher: Publisher
 
     @property
     def runtime(self) -> Runtime:
@@ -80,13 +81,15 @@ class ThinkCelery:
             prepare=_prepare,
         )
         log = event_log(settings, db, _broker(self.app))
+        self._publisher = Publisher(self.app, clock)
         return Runtime(
             settings=settings,
             clock=clock,
             db=db,
             events=log,
             live=LiveWriter(log),
-            knock=Publisher(self.app, clock),
+            knock=self._publisher,
+            sentinel=brokers.sentinel(self.app, brokers.identity(db.url), clock),
         )
 
     def joined(self, session_or_connection: "Session | Connection") -> AbstractContextManager[None]:
@@ -113,6 +116,7 @@ class ThinkCelery:
             runtime, self._runtime = self._runtime, None
         if runtime is not None:
             runtime.close()
+            self._publisher.close()
 
     def stop(self) -> None:
         """Have the work in hand handed over, and take no more: this worker stops."""

@@ -234,6 +234,19 @@ class Knock:
 KnockFunction = Callable[[Knock], None]
 
 
+class Sentinel(Protocol):
+    """Notices that the broker has lost all messages."""
+
+    watching: bool
+    """Whether a loss would be noticed now."""
+
+    def look(self, when_lost: Callable[[], None]) -> None:
+        """Call *when_lost* if the messages are gone; again at the next look if that raises."""
+
+    def close(self) -> None:
+        """Give back what this process holds for it. The next use begins anew."""
+
+
 __all__ = [
     "FINAL_ANSWER",
     "AgentHooks",
@@ -252,6 +265,7 @@ __all__ = [
     "ModelTimeouts",
     "Page",
     "ReasoningDelta",
+    "Sentinel",
     "TextDelta",
     "ToolCallComplete",
     "ToolCallDelta",

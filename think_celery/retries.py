@@ -19,6 +19,9 @@ MISSED_AFTER = timedelta(seconds=2)
 LONGEST_AGAIN = timedelta(minutes=5)
 """The longest time between two tries of what is tried for ever."""
 
+LONGEST_UNWATCHED = timedelta(seconds=60)
+"""The longest time between two knocks where nobody would notice that the broker lost them all."""
+
 _SECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
 
 
@@ -78,9 +81,12 @@ def _grown(first: timedelta, factor: int, longest: timedelta) -> timedelta:
     return longest if first and factor > longest / first else first * factor
 
 
-def knock_again_after(knocks: int) -> timedelta:
-    """How long after that many lost knocks the next one follows: 2 s, doubled each time, up to 5 min."""
-    return doubled(MISSED_AFTER, knocks, LONGEST_AGAIN)
+def knock_again_after(knocks: int, *, watched: bool = True) -> timedelta:
+    """How long after that many lost knocks the next one follows: 2 s, doubled each time, up to 5 min.
+
+    Up to one minute where the broker is not *watched*, so that a loss of all its messages goes unnoticed.
+    """
+    return doubled(MISSED_AFTER, knocks, LONGEST_AGAIN if watched else LONGEST_UNWATCHED)
 
 
 def jittered(seconds: float, rng: random.Random) -> float:

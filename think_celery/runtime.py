@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from think_celery.clock import Clock
 from think_celery.errors import DuplicateName, NotConfigured, UnknownClass
 from think_celery.events.writer import LiveWriter
-from think_celery.protocols import EventLog, KnockFunction, Model
+from think_celery.protocols import EventLog, KnockFunction, Model, Sentinel
 from think_celery.settings import Settings
 from think_celery.signals import AbortController
 from think_celery.store.database import Database
@@ -64,7 +64,8 @@ def _nothing(point: str) -> None:
 class Runtime:
     """What the rules work with in one process. Made by ``ThinkCelery``, or by ``think_test``.
 
-    ``knock`` tells the broker of work; it never raises. ``failpoint`` is called at the named points
+    ``knock`` tells the broker of work; it never raises. ``sentinel`` notices that the broker has lost what it
+    was told; not every broker can have one. ``failpoint`` is called at the named points
     where tests kill a worker. ``threads`` says that tools and step functions run in helper threads.
     ``stand_in`` gives, in tests, the model that an agent class asks instead of its own.
     """
@@ -75,6 +76,7 @@ class Runtime:
     events: EventLog
     live: LiveWriter
     knock: KnockFunction
+    sentinel: Sentinel | None = None
     failpoint: Callable[[str], None] = _nothing
     threads: bool = True
     stand_in: Callable[[str], Model] | None = None
@@ -90,9 +92,16 @@ class Runtime:
         """The user's agent of that class and name, bound to this runtime."""
         return agent_classes.get(agent_class)._bound_to(self, name)
 
+    @property
+    def broker_is_watched(self) -> bool:
+        """Whether it would be noticed that the broker has lost all messages."""
+        return self.sentinel is not None and self.sentinel.watching
+
     def close(self) -> None:
         """Give back what this process holds: its row, its threads, its connections."""
         self.monitor.stop()
+        if self.sentinel is not None:
+            self.sentinel.close()
         self.live.close()
         self.events.close()
         self.db.dispose()

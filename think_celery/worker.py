@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from think_celery import stops
+from think_celery import brokers, stops
 from think_celery.domain import recovery, tick
 from think_celery.errors import ConfigurationError
 from think_celery.logs import trace_of
@@ -157,6 +157,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
             self._running.append(Brood(think.runtime, lambda: set(parent.pool.info["processes"])))
         for each in self._running:
             each.start()
+        brokers.warn(parent.app, parent.pool_cls)
 
     def close(self, parent: Any) -> None:
         """Let the work in hand be handed over, whatever has stopped the worker."""

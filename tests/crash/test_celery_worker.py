@@ -161,11 +161,13 @@ class TestARealBroker:
     def test_messages_hold_ids_and_nothing_else(self, stage: Stage, redis_url: str) -> None:
         """Nothing secret travels: what lies in the broker names rows, and no text of anybody."""
         queue = f"crash-{stage.name}"
-        stage.knock_through(publisher(redis_url, queue))
+        knock = publisher(redis_url, queue)
+        stage.knock_through(knock)
         secret = "my-password-is-tulip"
 
         submission = stage.agent.submit_messages(f"do: note {secret}", metadata={"private": secret})
         stage.agent.run_workflow("Saga", {"prompt": secret}, workflow_id="saga-2", metadata={"p": secret})
+        assert knock.flush(10)
 
         with redis.Redis.from_url(redis_url) as server:
             raw = server.lrange(queue, 0, -1)

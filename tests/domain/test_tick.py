@@ -101,9 +101,37 @@ class TestAdmission:
         assert knocked(t) == ["one"]
 
 
+class Watch:
+    """A sentinel that is told whether the broker was emptied."""
+
+    def __init__(self, *, watching=True):
+        self.watching, self.lost = watching, False
+
+    def look(self, when_lost):
+        if self.lost:
+            when_lost()
+            self.lost = False
+
+    def close(self):
+        """Nothing."""
+
+
 class TestMissedKnocks:
-    def test_the_distance_doubles(self, t):
-        """engine §4: 2 s after the row, then 2, 4, 8 … 256 s and at last 5 minutes after the knock before."""
+    @pytest.mark.parametrize(
+        ("sentinel", "last"),
+        [
+            (Watch(), [64, 128, 256, 300, 300, 300]),
+            (Watch(watching=False), [60] * 6),
+            (None, [60] * 6),
+        ],
+        ids=["watched", "not watched now", "never watched"],
+    )
+    def test_the_distance_doubles(self, t, sentinel, last):
+        """engine §4: 2 s after the row, then 2, 4, 8 … 256 s and at last 5 minutes after the knock before.
+
+        Where nobody would notice that the broker was emptied, a minute is the most.
+        """
+        t.rt.sentinel = sentinel
         submit("one")
         t.lose_messages()
         at = [t.clock.now()]
@@ -116,7 +144,7 @@ class TestMissedKnocks:
             at.append(t.clock.now())
 
         gaps = [(later - earlier) // SECOND for earlier, later in pairwise(at)]
-        assert gaps == [2, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
+        assert gaps == [2, 2, 4, 8, 16, 32, *last]
 
     def test_however_often_it_was_lost(self, t):
         """A head that was knocked for a thousand times is knocked for again; no number is too large."""
@@ -127,7 +155,7 @@ class TestMissedKnocks:
         pass_on(t, 3)
 
         assert knocked(t) == ["one"]
-        assert row(t.rt, "one").knock_at == t.clock.now() + retries.LONGEST_AGAIN
+        assert row(t.rt, "one").knock_at == t.clock.now() + retries.LONGEST_UNWATCHED
 
     def test_what_stands_behind_a_head_costs_one_look(self, t):
         """engine §4, P16: it gets no ``knock_at`` any more until it is the head; then it is knocked for."""
@@ -299,6 +327,36 @@ class TestNewBroker:
         assert knocked(t) == ["one"]
         assert row(t.rt, "one").knocks == 1
         assert row(t.rt, "two").knocks == 9
+
+    def test_a_pass_asks_the_sentinel_first(self, t):
+        """engine §4: what waits is knocked for in the pass that finds the broker empty, once for each loss."""
+        t.rt.sentinel = watch = Watch()
+        submit("one")
+        change(
+            t.rt, update(tables.submissions).values(knock_at=t.clock.now() + timedelta(minutes=5), knocks=9)
+        )
+        t.lose_messages()
+
+        pass_on(t)
+        before = knocked(t)
+        watch.lost = True
+        pass_on(t)
+        found = knocked(t)
+        pass_on(t)
+
+        assert (before, found, knocked(t)) == ([], ["one"], [])
+
+    def test_a_sentinel_that_fails_hides_no_other_work(self, t, caplog):
+        """engine §5: whatever goes wrong with the broker, the pass is made."""
+        caplog.set_level(logging.CRITICAL)
+        t.rt.sentinel = watch = Watch()
+        watch.look = lambda when_lost: 1 / 0
+        submit("one")
+        t.lose_messages()
+
+        pass_on(t, 3)
+
+        assert knocked(t) == ["one"]
 
     def test_a_running_one_without_worker_too(self, t):
         """engine §4: one that was freed after a crash waits for its knock as any head does."""

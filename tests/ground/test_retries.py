@@ -110,3 +110,4 @@ def test_a_distance_doubles_up_to_the_longest(times, seconds):
     """engine §4: what is tried for ever is tried at growing distances; no number of times is too large."""
     assert doubled(timedelta(seconds=2), times, timedelta(minutes=5)) == timedelta(seconds=seconds)
     assert knock_again_after(times) == timedelta(seconds=seconds)
+    assert knock_again_after(times, watched=False) == timedelta(seconds=min(seconds, 60))

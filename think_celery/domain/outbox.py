@@ -61,7 +61,7 @@ def knock_missed(rt: Runtime, limit: int) -> int:
     """Knock again for news whose knock seems lost or whose next try is due, and say how often."""
 
     def work(tx: Tx, news: Any) -> bool:
-        after = knock_again_after(news.knocks)
+        after = knock_again_after(news.knocks, watched=rt.broker_is_watched)
         if not outbox.knock_again(tx, news.id, news.knock_at, after, news.knocks + 1):
             return False
         tx.after_commit(lambda: rt.knock(knocks.for_outbox(news.id, news.queue)))

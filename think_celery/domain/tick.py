@@ -46,7 +46,9 @@ def work(rt: Runtime) -> int:
     """Look for all other work that is due or lost, if that pass is due."""
     if not _admitted(rt, "work"):
         return 0
-    return sum(_guarded(rt, kind, pass_over) for kind, pass_over in KINDS.items())
+    return _guarded(rt, "the broker", _mind_the_broker) + sum(
+        _guarded(rt, kind, pass_over) for kind, pass_over in KINDS.items()
+    )
 
 
 def _admitted(rt: Runtime, kind: str) -> bool:
@@ -61,17 +63,27 @@ def _guarded(rt: Runtime, kind: str, work: Callable[[Runtime, int], int]) -> int
         return 0
 
 
+def _mind_the_broker(rt: Runtime, limit: int) -> int:
+    if rt.sentinel is not None:
+        rt.sentinel.look(when_lost=lambda: knock_now(rt))
+    return 0
+
+
 def knock_missed_heads(rt: Runtime, limit: int) -> int:
     """Knock again for heads whose knock seems lost; a row behind a head needs none until it is one.
 
-    The distance doubles with each knock, from 2 seconds to 5 minutes. Returns how many rows were looked
+    The distance doubles with each knock, from 2 seconds to 5 minutes (to one minute where nobody would notice
+    that the broker has lost all messages). Returns how many rows were looked
     after. One that fails is put off.
     """
 
     def work(tx: Tx, waiting: Sequence[Any]) -> int:
         return _knock_missed(rt, tx, waiting)
 
-    return each_row(rt, "knock for an agent", _missed_by_agent(rt, limit), work, instead=_put_off)
+    def put_off(tx: Tx, waiting: Sequence[Any]) -> int:
+        return sum(_knock_again(rt, tx, row) for row in waiting)
+
+    return each_row(rt, "knock for an agent", _missed_by_agent(rt, limit), work, instead=put_off)
 
 
 def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
@@ -95,7 +107,7 @@ def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
         return changed
     seen = next((row for row in waiting if row.id == head.id), None)
     if seen is not None:
-        expected = _knock_again(tx, seen)
+        expected = _knock_again(rt, tx, seen)
     else:  # nobody expects the head: whoever should have made it so has lost it
         expected = not head.held and head.due and submissions.expect_again(tx, head.id, MISSED_AFTER)
     if expected and not head.held:
@@ -103,12 +115,9 @@ def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
     return changed + expected
 
 
-def _put_off(tx: Tx, waiting: Sequence[Any]) -> int:
-    return sum(_knock_again(tx, row) for row in waiting)
-
-
-def _knock_again(tx: Tx, row: Any) -> bool:
-    return submissions.knock_again(tx, row.id, row.knock_at, knock_again_after(row.knocks), row.knocks + 1)
+def _knock_again(rt: Runtime, tx: Tx, row: Any) -> bool:
+    after = knock_again_after(row.knocks, watched=rt.broker_is_watched)
+    return submissions.knock_again(tx, row.id, row.knock_at, after, row.knocks + 1)
 
 
 def look_at_lines(rt: Runtime, limit: int) -> int:

@@ -238,7 +238,7 @@ def knock_missed(rt: Runtime, limit: int) -> int:
     """Knock again for runs whose knock seems lost, and say how often. The distance doubles, up to 5 minutes."""
 
     def work(tx: Tx, missed: Any) -> bool:
-        after = knock_again_after(missed.knocks)
+        after = knock_again_after(missed.knocks, watched=rt.broker_is_watched)
         row = workflows.knock_again(tx, missed.key, missed.knock_at, after, missed.knocks + 1)
         if row is None:
             return False
