@@ -153,7 +153,7 @@ class Diagnosis:
             "clock": lambda: health.clocks(db, _clock),
             "ticks": lambda: health.passes(db),
             "leases": lambda: health.leases(db),
-            "waiting": lambda: health.waiting(db, _clock, crew),
+            "waiting": lambda: health.waiting(db, crew),
             "attempts": lambda: health.dying(db, self._think.runtime.settings.max_attempts),
             "paused": lambda: health.paused(db),
             "news": lambda: health.undelivered(db),

@@ -161,7 +161,7 @@ class _Group:
     lacks: str
 
 
-def waiting(db: Database, clock: Clock, crew: Crew) -> list[Finding]:
+def waiting(db: Database, crew: Crew) -> list[Finding]:
     """What waits for a worker, and which of it waits in vain."""
     now, turns, runs, news = db.read(
         lambda tx: (

@@ -90,7 +90,7 @@ def waiting_turns(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
         )
         .where(s.knock_at.is_not(None), s.status.in_(_UNFINISHED), due)
         .group_by(s.agent_class, s.queue)
-        .order_by(s.agent_class, s.queue)
+        .order_by(s.agent_class, func.coalesce(s.queue, ""))
     )
     return tx.execute(statement).all()
 
@@ -113,7 +113,7 @@ def waiting_runs(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
         )
         .where(w.knock_at.is_not(None), or_(w.status == WorkflowStatus.QUEUED, freed))
         .group_by(w.workflow, w.version, w.agent_class, w.queue)
-        .order_by(w.workflow, w.version, w.queue)
+        .order_by(w.workflow, w.version, func.coalesce(w.queue, ""))
     )
     return tx.execute(statement).all()
 
@@ -132,7 +132,7 @@ def waiting_news(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
         )
         .where(o.knock_at.is_not(None), o.status == OutboxStatus.PENDING)
         .group_by(o.queue)
-        .order_by(o.queue)
+        .order_by(func.coalesce(o.queue, ""))
     )
     return tx.execute(statement).all()
 

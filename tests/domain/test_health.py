@@ -1,0 +1,356 @@
+"""What the database says of how the work goes: each fault is found, named, and told with what to do."""
+
+import re
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from tests.domain.crowd import Clerk, change, die
+from tests.domain.flows import DESK, begin, flow
+from think_celery.clock import SystemClock
+from think_celery.domain import claims, health, tick
+from think_celery.domain.health import Crew, Finding, Worker
+from think_celery.ids import WorkflowRef
+from think_celery.store import tables
+from think_celery.store.database import Database
+from think_celery.testing import ThinkTest
+
+NOBODY = Crew(workers=[], route=lambda task: "celery")
+NOT_ASKED = Crew(workers=None, route=lambda task: "celery")
+ABLE = Worker(
+    name="w1",
+    queues=frozenset({"celery"}),
+    agents=frozenset({"Clerk", "Desk"}),
+    workflows={"Flow": "1"},
+    slots=4,
+    busy=1,
+)
+
+
+def crew(**changes: Any) -> Crew:
+    """One worker, that is like ABLE but for these."""
+    told = {name: getattr(ABLE, name) for name in ABLE.__dataclass_fields__} | changes
+    return Crew(workers=[Worker(**told)], route=lambda task: "celery")
+
+
+def only(found: list[Finding]) -> Finding:
+    """The one finding that there is."""
+    (finding,) = found
+    return finding
+
+
+def start(t: ThinkTest) -> WorkflowRef:
+    """A run that no worker has begun."""
+    ref = WorkflowRef("Flow", "run-1")
+    flow(lambda event, step: "done")
+    DESK.run_workflow("Flow", {}, workflow_id=ref.workflow_id)
+    t.lose_messages()
+    return ref
+
+
+def later(t: ThinkTest, **span: float) -> None:
+    """Let time pass in which nobody looks."""
+    t.clock.advance(timedelta(**span))
+
+
+class TestTheDatabase:
+    def test_a_schema_is_current_older_or_newer(self, t: ThinkTest) -> None:
+        """Older stops the workers and is a problem; newer serves, as in a rolling release."""
+
+        def at(version: str) -> Finding:
+            statement = f"UPDATE think_alembic_version SET version_num = '{version}'"
+            t.rt.db.transact(lambda tx: tx.conn.exec_driver_sql(statement))
+            return only(health.schema(t.rt.db))
+
+        fine = only(health.schema(t.rt.db))
+        needed = fine.text.split("schema ")[1].split()[0]
+        older, newer = at("0000"), at("9999")
+        at(needed)
+
+        assert (fine.level, older.level, newer.level) == ("ok", "problem", "warning")
+        assert "think-celery db upgrade" in older.text
+        assert ("SQLite" in fine.text) != ("PostgreSQL" in fine.text)
+
+    def test_one_without_tables_is_a_problem(self, empty_database_url: str) -> None:
+        """And says how to make them."""
+        db = Database(empty_database_url, SystemClock())
+        try:
+            finding = only(health.schema(db))
+        finally:
+            db.dispose()
+
+        assert (finding.level, "think-celery db upgrade" in finding.text) == ("problem", True)
+
+    @pytest.mark.parametrize(("seconds", "how"), [(5, "behind"), (-5, "ahead of"), (0.2, None)])
+    def test_a_database_whose_clock_is_another_is_told(
+        self, postgres_url: str, seconds: float, how: str | None
+    ) -> None:
+        """More than a second apart is a warning: leases and due times go by the database's clock."""
+
+        class Off(SystemClock):
+            def now(self) -> datetime:
+                return super().now() + timedelta(seconds=seconds)
+
+        db = Database(postgres_url, SystemClock())
+        try:
+            finding = only(health.clocks(db, Off()))
+        finally:
+            db.dispose()
+
+        assert finding.level == ("ok" if how is None else "warning")
+        assert how is None or re.search(rf"(4\.9|5\.0)\d\d s {how} this machine", finding.text)
+
+    def test_sqlite_has_no_clock_of_its_own(self, quick: ThinkTest) -> None:
+        """So there is nothing to compare."""
+        assert only(health.clocks(quick.rt.db, SystemClock())).level == "ok"
+
+
+class TestWhoLooks:
+    def test_somebody_looks_nobody_looks_nobody_ever_did(self, t: ThinkTest) -> None:
+        """Each kind of pass counts: one that has stopped is a problem, though the other goes on."""
+        never = only(health.passes(t.rt.db))
+        tick.run(t.rt)
+        fresh = only(health.passes(t.rt.db))
+        later(t, seconds=30)
+        tick.watch(t.rt)
+        half = only(health.passes(t.rt.db))
+
+        assert [each.level for each in (never, fresh, half)] == ["problem", "ok", "problem"]
+        assert "Start a worker" in never.text
+        assert "30 seconds" in half.text
+        assert "'work'" in half.text
+
+    def test_leases_of_the_living_the_lapsed_and_the_long_dead(self, t: ThinkTest) -> None:
+        """A holder that is out of time is taken over within seconds; after a minute something is wrong."""
+        Clerk("a").submit_messages("Hello", submission_id="s-1")
+        claims.claim(t.rt, "s-1")
+        found = [only(health.leases(t.rt.db))]
+        later(t, seconds=20)
+        found.append(only(health.leases(t.rt.db)))
+        later(t, minutes=2)
+        found.append(only(health.leases(t.rt.db)))
+        t.rt.monitor.forget_process()
+        change(t.rt, tables.processes.delete())
+        found.append(only(health.leases(t.rt.db)))
+        for _ in range(4):
+            later(t, seconds=1)
+            tick.watch(t.rt)
+        found.append(only(health.leases(t.rt.db)))
+
+        assert [each.level for each in found] == ["ok", "warning", "problem", "problem", "ok"]
+        assert "turn " in found[1].text
+
+
+class TestWaiting:
+    def test_nothing_waits(self, t: ThinkTest) -> None:
+        """Then one line says so; turns behind another, and runs that are parked, don't count."""
+        begin(t, lambda event, step: step.wait_for_event("a", type="go"))
+        t.run_until_idle()
+
+        assert only(health.waiting(t.rt.db, NOBODY)).level == "ok"
+
+    @pytest.mark.parametrize(
+        ("who", "level", "words"),
+        [
+            (NOBODY, "problem", "no worker listens to it"),
+            (crew(), "ok", "none of them in vain"),
+            (crew(queues=frozenset({"other"})), "problem", "worker -Q celery"),
+            (crew(knows_us=False), "problem", "no worker listens to it"),
+            (crew(agents=frozenset({"Desk"})), "problem", "has imported Clerk"),
+            (NOT_ASKED, "ok", "none of them in vain"),
+        ],
+    )
+    def test_a_turn_waits_in_vain(self, t: ThinkTest, who: Crew, level: str, words: str) -> None:
+        """Because nobody consumes its queue, or nobody there has its class."""
+        Clerk("a").submit_messages("Hello", submission_id="s-1")
+
+        finding = only(health.waiting(t.rt.db, who))
+
+        assert finding.level == level
+        assert words in finding.text
+        assert level == "ok" or ("1 turn of Clerk" in finding.text and "s-1" in finding.text)
+
+    @pytest.mark.parametrize(
+        ("who", "level", "words"),
+        [
+            (crew(), "ok", "none of them in vain"),
+            (crew(workflows={"Flow": "2"}), "problem", "version '1'"),
+            (crew(workflows={}), "problem", "version '1'"),
+            (crew(agents=frozenset()), "problem", "the agent Desk"),
+            (NOBODY, "problem", "no worker listens to it"),
+        ],
+    )
+    def test_a_run_waits_for_its_version(self, t: ThinkTest, who: Crew, level: str, words: str) -> None:
+        """A run of a version that no worker has is not lost, and says which worker it needs."""
+        start(t)
+
+        finding = only(health.waiting(t.rt.db, who))
+
+        assert (finding.level, words in finding.text) == (level, True), finding.text
+
+    def test_a_run_that_a_dead_worker_left_waits_too(self, t: ThinkTest) -> None:
+        """One that was taken from its holder is still `running`, and waits for a worker."""
+        ref = start(t)
+        change(t.rt, update(tables.workflows).values(status="running", process_id=None))
+
+        finding = only(health.waiting(t.rt.db, NOBODY))
+
+        assert (finding.check, ref.workflow_id in finding.text) == ("workflows", True)
+
+    def test_each_queue_and_class_is_told_of_by_itself(self, t: ThinkTest) -> None:
+        """A fault of one hides none of another; the queue of a row counts before the default one."""
+        Clerk("a").submit_messages("Hello")
+        Clerk("b").submit_messages("Hello")
+        change(
+            t.rt,
+            update(tables.submissions).where(tables.submissions.c.agent_name == "b").values(queue="slow"),
+        )
+        start(t)
+
+        found = health.waiting(t.rt.db, NOBODY)
+
+        assert [(each.check, "'slow'" in each.text) for each in found] == [
+            ("submissions", False),
+            ("submissions", True),
+            ("workflows", False),
+        ]
+
+    def test_rows_that_no_tick_sees_to(self, t: ThinkTest) -> None:
+        """A knock that was due a minute ago was not made: nobody looks, or looking fails."""
+        Clerk("a").submit_messages("Hello")
+        later(t, seconds=50)
+        before = only(health.waiting(t.rt.db, crew()))
+        later(t, seconds=20)
+        after = only(health.waiting(t.rt.db, crew()))
+
+        assert (before.level, after.level) == ("ok", "problem")
+        assert "more than a minute ago" in after.text
+
+    @pytest.mark.parametrize(("busy", "level"), [(1, "problem"), (4, "warning")])
+    def test_rows_that_are_knocked_for_and_not_taken(self, t: ThinkTest, busy: int, level: str) -> None:
+        """A problem, unless all slots are busy: then more workers would help, and waiting helps too."""
+        Clerk("a").submit_messages("Hello")
+        for _ in range(health.OFTEN_KNOCKED + 2):
+            later(t, minutes=1)
+            tick.run(t.rt)
+
+        finding = only(health.waiting(t.rt.db, crew(busy=busy)))
+
+        assert finding.level == level
+        assert ("all 4 slots" in finding.text) == (level == "warning")
+
+    def test_a_turn_that_may_not_begin_yet_does_not_wait(self, t: ThinkTest) -> None:
+        """One that waits for a model's Retry-After is nobody's fault."""
+        Clerk("a").submit_messages("Hello")
+        t.lose_messages()
+        soon = t.clock.now() + timedelta(hours=1)
+        change(t.rt, update(tables.submissions).values(not_before=soon, knock_at=soon))
+
+        assert only(health.waiting(t.rt.db, NOBODY)).level == "ok"
+
+    def test_news_waits_for_its_queue(self, t: ThinkTest) -> None:
+        """News goes to the queue of its workflow."""
+        news(t)
+
+        finding = only(health.waiting(t.rt.db, NOBODY))
+
+        assert (finding.check, finding.level) == ("outbox", "problem")
+
+
+def news(t: ThinkTest, count: int = 1, **values: Any) -> None:
+    """Undelivered news."""
+    for number in range(count):
+        row = {
+            "id": f"news-{number}",
+            "dedupe_key": f"news-{number}",
+            "workflow_key": "nobody",
+            "run": 1,
+            "event_type": "answer",
+            "status": "pending",
+            "created_at": t.clock.now(),
+            "knock_at": t.clock.now(),
+            **values,
+        }
+        change(t.rt, tables.outbox.insert().values(row))
+
+
+class TestWhatNeedsSomebody:
+    def test_a_turn_that_kills_its_workers(self, t: ThinkTest) -> None:
+        """Named from the second death on, with the number of attempts that are left."""
+        Clerk("a").submit_messages("Hello", submission_id="s-1")
+        found = []
+        for _ in range(3):
+            claims.claim(t.rt, "s-1")
+            found.append(only(health.dying(t.rt.db, 5)))
+            die(t.rt)
+            later(t, seconds=1)
+            tick.watch(t.rt)
+
+        assert [each.level for each in found] == ["ok", "ok", "warning"]
+        assert "s-1" in found[2].text
+        assert "Clerk('a')" in found[2].text
+        assert "After 5" in found[2].text
+
+    def test_a_run_that_kills_its_workers(self, t: ThinkTest) -> None:
+        """Likewise; and one that changed hands many times."""
+        ref = start(t)
+        change(t.rt, update(tables.workflows).values(takeovers=health.MANY_TAKEOVERS))
+
+        finding = only(health.dying(t.rt.db, 5))
+
+        assert (finding.level, str(ref) in finding.text) == ("warning", True)
+
+    def test_a_paused_workflow_says_how_to_resume_it(self, t: ThinkTest) -> None:
+        """With the kind of its error, and the command."""
+        workflow = begin(t, lambda event, step: step.wait_for_event("a", type="go"))
+        t.run_until_idle()
+        flow(lambda event, step: step.do("a", lambda: 1))
+        workflow.send("go")
+        t.run_until_idle()
+        assert workflow.status == "paused"
+
+        finding = only(health.paused(t.rt.db))
+
+        assert (finding.level, "ReplayMismatch" in finding.text) == ("problem", True)
+        assert f"think-celery workflows resume {workflow.ref.workflow_id} --workflow Flow" in finding.text
+
+    def test_news_that_is_not_taken(self, t: ThinkTest) -> None:
+        """After a hundred attempts, with the last error."""
+        news(t, attempts=99, last_error="DeliveryRefused: 99")
+        before = only(health.undelivered(t.rt.db))
+        change(t.rt, update(tables.outbox).values(attempts=100, last_error="DeliveryRefused: 100"))
+        after = only(health.undelivered(t.rt.db))
+
+        assert (before.level, after.level) == ("ok", "problem")
+        assert "news-0" in after.text
+        assert "DeliveryRefused: 100" in after.text
+
+    def test_many_of_a_kind_are_not_all_named(self, quick: ThinkTest) -> None:
+        """Five, and that there are more."""
+        news(quick, count=9, attempts=100)
+
+        found = health.undelivered(quick.rt.db)
+
+        assert len(found) == health.SHOWN + 1
+        assert {each.level for each in found} == {"problem"}
+        assert "more" in found[-1].text
+
+
+class TestPings:
+    def test_an_answer_counts_for_its_queue_and_from_its_time_on(self, t: ThinkTest) -> None:
+        """A worker's answer of yesterday says nothing of today."""
+        names = ["celery", "q" * 200]
+        began = health.database_now(t.rt.db)
+        nobody = health.unanswered(t.rt.db, names, began)
+        health.answer_ping(t.rt, names[1])
+        one = health.unanswered(t.rt.db, names, began)
+        later(t, seconds=1)
+        again = health.unanswered(t.rt.db, names, health.database_now(t.rt.db))
+        health.answer_ping(t.rt, names[1])
+
+        assert nobody == names
+        assert one == ["celery"]
+        assert again == names
+        assert health.unanswered(t.rt.db, names, began + timedelta(seconds=1)) == ["celery"]
