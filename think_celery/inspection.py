@@ -22,7 +22,7 @@ PING = "think.ping"
 ABOUT = "think_about"
 """Our remote control command."""
 
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 1.5
 PING_EXPIRES_SECONDS = 60
 """A worker that comes later than this throws the ping away."""
 

@@ -21,10 +21,10 @@ from think_celery.store.database import Database, is_away
 
 T = TypeVar("T")
 
-FIRST_LOOK_SECONDS = 4.0
+FIRST_LOOK_SECONDS = 4.5
 """How long the database's first answer and the workers' may take."""
 ROWS_SECONDS = 2.0
-PING_SECONDS = 3.0
+PING_SECONDS = 2.5
 CONNECT_SECONDS = 2.0
 POLL_SECONDS = 0.1
 
@@ -261,7 +261,7 @@ class Diagnosis:
         queues = [queue for queue in sorted(self._used()) if mute or crew.listening_to(queue)]
         if queues:
             attempt = Attempt(lambda: self._ping(db, crew, queues))
-            until = _clock.elapsed() + PING_SECONDS + 0.5
+            until = _clock.elapsed() + PING_SECONDS + 0.2
             self._add("ping", PING_SECONDS, lambda: attempt.result(until))
 
     def _ping(self, db: Database, crew: Crew, queues: list[str]) -> list[Finding]:

@@ -1,0 +1,438 @@
+"""`think-celery doctor`: what it finds on real servers and workers, in words that say what to do, in ten seconds."""
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from tests import servers
+from tests.providers.server import ModelServer, Response, json_response, stream, text_frames, tool_call_frames
+from think_celery import Think, runtime
+from think_celery.cli import diagnosis, main
+from think_celery.domain import health
+from think_celery.errors import ThinkError
+from think_celery.protocols import FINAL_ANSWER
+from think_celery.store.migrate import upgrade
+from think_celery.testing import think_test
+
+PATIENCE = 60.0
+SECRET = "tulip"
+
+
+class DoctorAgent(Think):
+    """No worker of these tests has this class."""
+
+
+@pytest.fixture(autouse=True)
+def own_default() -> Iterator[None]:
+    """The command makes a runtime the process's own; these tests share a process with others."""
+    before = runtime.set_current(None)
+    runtime.set_current(before)
+    yield
+    made = runtime.set_current(before)
+    if made is not None and made is not before and not isinstance(made, runtime.Runtime):
+        with suppress(ThinkError):  # a command that could not make one
+            made().close()
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """What the doctor said."""
+
+    exit_code: int
+    output: str
+
+    @property
+    def findings(self) -> dict[str, list[tuple[str, str]]]:
+        """Level and text of each finding, by the check."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for each in json.loads(self.output)["findings"]:
+            found.setdefault(each["check"], []).append((each["level"], each["text"]))
+        return found
+
+    def level(self, check: str) -> str:
+        """The worst that a check found."""
+        return max((level for level, _ in self.findings[check]), key=["ok", "warning", "problem"].index)
+
+    def text(self, check: str) -> str:
+        """All that a check said."""
+        return " ".join(text for _, text in self.findings[check])
+
+
+def doctor(*arguments: str, broker: str | None = None) -> Diagnosed:
+    """What it says of that database, over that broker."""
+    given = {} if broker is None else {"CELERY_BROKER_URL": broker}
+    ran = CliRunner().invoke(main, ["doctor", "--json", *arguments], env=given, prog_name="think-celery")
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    return Diagnosed(ran.exit_code, ran.stdout)
+
+
+def until(look: Callable[[], Diagnosed], holds: Callable[[Diagnosed], bool]) -> Diagnosed:
+    """The first diagnosis for which that holds; a slow machine may need a second look."""
+    give_up_at = time.monotonic() + PATIENCE
+    while not holds(said := look()):
+        assert time.monotonic() < give_up_at, said.output
+    return said
+
+
+# --- without a worker -----------------------------------------------------------------------------
+
+
+class TestWhatItSays:
+    def test_a_fresh_database_needs_a_worker(self, sqlite_url: str) -> None:
+        """For people: a line for each check, with its level; exit code 1 as long as something needs somebody."""
+        ran = CliRunner().invoke(main, ["doctor", "--database-url", sqlite_url])
+
+        lines = ran.stdout.splitlines()
+        assert ran.exit_code == 1
+        assert any(line.startswith("ok       database") for line in lines)
+        assert any(line.startswith("problem  ticks") and "Start a worker" in line for line in lines)
+        assert {line.split()[0] for line in lines} == {"ok", "problem"}
+
+    def test_a_missing_file_is_not_made(self, tmp_path: Path) -> None:
+        """Looking changes nothing."""
+        said = doctor("--database-url", f"sqlite:///{tmp_path / 'none.db'}")
+
+        assert (said.exit_code, said.level("database")) == (1, "problem")
+        assert "think-celery db upgrade" in said.text("database")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_schema_that_is_too_old_is_left_so(self, tmp_path: Path) -> None:
+        """The doctor migrates nothing, not even SQLite, which a worker would."""
+        (tmp_path / "empty.db").touch()
+
+        said = doctor("--database-url", f"sqlite:///{tmp_path / 'empty.db'}")
+
+        with closing(sqlite3.connect(tmp_path / "empty.db")) as conn:
+            tables = conn.execute("SELECT name FROM sqlite_master").fetchall()
+
+        assert (said.level("database"), tables) == ("problem", [])
+
+    def test_a_setting_that_is_wrong_hides_no_broker(
+        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What can be looked at without it is looked at."""
+        monkeypatch.setenv("THINK_LEASE", "soon")
+
+        said = doctor("--database-url", sqlite_url, broker="redis://127.0.0.1:1/0")
+
+        assert (said.exit_code, said.level("settings"), said.level("broker")) == (1, "problem", "problem")
+        assert "THINK_LEASE" in said.text("settings")
+        assert "can't be reached" in said.text("broker")
+
+    def test_a_check_that_fails_itself_is_a_problem_and_hides_no_other(
+        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is told by its type and place, for its text may hold what a row holds."""
+
+        def broken(db: Any) -> Any:
+            raise RuntimeError(SECRET)
+
+        monkeypatch.setattr(health, "paused", broken)
+        with think_test(database_url=sqlite_url):
+            pass
+
+        said = doctor("--database-url", sqlite_url)
+
+        assert said.level("paused") == "problem"
+        assert "RuntimeError" in said.text("paused")
+        assert SECRET not in said.output
+        assert (said.level("news"), said.level("attempts")) == ("ok", "ok")
+
+    def test_passwords_are_not_shown(self) -> None:
+        """Neither the database's nor the broker's, whatever goes wrong with them."""
+        said = doctor(
+            "--database-url",
+            f"postgresql+psycopg://user:{SECRET}@127.0.0.1:1/name",
+            broker=f"redis://:{SECRET}@127.0.0.1:1/0",
+        )
+
+        assert (said.level("database"), said.level("broker")) == ("problem", "problem")
+        assert "127.0.0.1" in said.text("broker")
+        assert SECRET not in said.output
+
+    def test_it_ends_in_ten_seconds_where_everything_hangs(self) -> None:
+        """A database and a broker that accept and never answer cost their time, once, and are told of."""
+        with socket.create_server(("127.0.0.1", 0), backlog=50) as deaf:
+            port = deaf.getsockname()[1]
+            began = time.monotonic()
+            said = doctor(
+                "--database-url",
+                f"postgresql+psycopg://u@127.0.0.1:{port}/x",
+                broker=f"redis://127.0.0.1:{port}/0",
+            )
+            took = time.monotonic() - began
+
+        assert took < 10
+        assert (said.exit_code, said.level("database"), said.level("broker")) == (1, "problem", "problem")
+        assert "no answer within" in said.text("database")
+
+    def test_turns_that_run_in_their_callers_need_no_worker(self, sqlite_url: str, tmp_path: Path) -> None:
+        """With task_always_eager there is no broker to ask, and that is said."""
+        (tmp_path / "eagershop.py").write_text(
+            "from celery import Celery\nfrom think_celery import ThinkCelery\n"
+            "app = Celery('eagershop', broker='redis://127.0.0.1:1/0', set_as_current=False)\n"
+            "app.conf.task_always_eager = True\nThinkCelery(app)\n"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path))
+            said = doctor("-A", "eagershop", "--database-url", sqlite_url)
+
+        assert said.level("broker") == "warning"
+        assert "workers" not in said.findings
+
+    def test_an_app_that_is_not_there_is_no_diagnosis(self) -> None:
+        """Exit code 2: what was given can't be used."""
+        assert CliRunner().invoke(main, ["doctor", "-A", "no.such.app"]).exit_code == 2
+
+
+# --- a model --------------------------------------------------------------------------------------
+
+GOOD = {"title": "The export is empty", "severity": "high"}
+
+
+class TestAModel:
+    @pytest.mark.parametrize(
+        ("answer", "exit_code", "words"),
+        [
+            (stream(*tool_call_frames((FINAL_ANSWER, GOOD))), 0, "can answer a step.prompt"),
+            (stream(*text_frames("It is rather bad.")), 1, "answered in plain text"),
+            (stream(*tool_call_frames(("other", GOOD))), 1, "answered nothing"),
+            (stream(*tool_call_frames((FINAL_ANSWER, {"title": "x", "severity": "huge"}))), 1, "severity"),
+            (json_response({"error": {"message": "Incorrect API key"}}, status=401), 1, "Incorrect API key"),
+        ],
+    )
+    def test_it_is_asked_as_a_prompt_asks(
+        self, answer: Response, exit_code: int, words: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One streamed request with the tool forced; nothing but the model is looked at (A17)."""
+        with ModelServer() as server:
+            server.script(answer)
+            monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+            monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+            said = doctor("--model", "openai/some-model", broker="redis://127.0.0.1:1/0")
+            (request,) = server.requests
+
+        assert said.exit_code == exit_code
+        assert list(said.findings) == ["model"]
+        assert words in said.text("model")
+        assert SECRET not in said.output
+        assert request["stream"] is True
+        assert request["tool_choice"]["function"]["name"] == FINAL_ANSWER
+        assert [each["function"]["name"] for each in request["tools"]] == [FINAL_ANSWER]
+
+    def test_one_without_a_key_is_told_of(self) -> None:
+        """Nothing is asked."""
+        said = doctor("--model", "openai/some-model")
+
+        assert (said.exit_code, "OPENAI_API_KEY" in said.text("model")) == (1, True)
+
+
+# --- with workers ---------------------------------------------------------------------------------
+
+SHOP = """
+import time
+from celery import Celery
+from think_celery import Think, ThinkCelery
+app = Celery("shop", set_as_current=False)
+app.conf.worker_prefetch_multiplier = 1
+app.conf.task_acks_late = True
+ThinkCelery(app)
+@app.task(name="shop.nap")
+def nap(seconds):
+    time.sleep(seconds)
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker of the shop's, with one slot, on servers that are these tests' own."""
+
+    process: subprocess.Popen[str]
+    broker: str
+    database_url: str
+    name: str
+
+    def look(self, *arguments: str) -> Diagnosed:
+        """What the doctor says of it."""
+        return doctor("--database-url", self.database_url, *arguments, broker=self.broker)
+
+    @property
+    def child(self) -> int:
+        """The process of its one slot."""
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(child)
+
+
+@contextmanager
+def worker(folder: Path, log: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A real worker process, once it is ready."""
+    command = [sys.executable, "-m", "celery", *arguments, "--loglevel", "info"]
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+        try:
+            give_up_at = time.monotonic() + PATIENCE
+            while " ready." not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < give_up_at, log.read_text()
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("shop")
+    (folder / "shop.py").write_text(SHOP)
+    url = f"sqlite:///{folder / 'think.db'}"
+    upgrade(url)
+    with ExitStack() as stack:
+        broker = stack.enter_context(servers.own_redis()).url
+        name = f"shop@{socket.gethostname()}"
+        process = stack.enter_context(
+            worker(
+                folder,
+                folder / "log",
+                *("-A", "shop", "worker", "-c", "1", "-n", "shop@%h", "--without-mingle", "--without-gossip"),
+                THINK_DATABASE_URL=url,
+                CELERY_BROKER_URL=broker,
+            )
+        )
+        yield Place(process, broker, url, name)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no answer will come, half a second is as good as the usual time."""
+    monkeypatch.setattr(diagnosis, "PING_SECONDS", 0.5)
+
+
+@pytest.mark.services
+class TestAWorker:
+    """FR-14: health means that it consumes, not that it is connected."""
+
+    def test_all_is_well(self, place: Place) -> None:
+        """Exit code 0; a message went through the queue, a worker took it, and its answer is in the database."""
+        said = until(place.look, lambda said: said.exit_code == 0)
+
+        assert place.name in said.text("workers")
+        assert (said.level("ping"), said.level("ticks"), said.level("waiting")) == ("ok", "ok", "ok")
+        assert "visibility_timeout" in said.text("broker")  # it is no problem, and could be better
+        assert said.level("broker") == "warning"
+
+    def test_one_worker_alone(self, place: Place) -> None:
+        """For the health check of a container: it says nothing of rows, and another worker does not count."""
+        with think_test(database_url=place.database_url):
+            stuck = DoctorAgent("a").submit_messages("Hello")
+            mine = until(lambda: place.look("--worker", place.name), lambda said: said.exit_code == 0)
+            none = place.look("--worker", "other@nowhere")
+            DoctorAgent("a").cancel_submission(stuck.submission_id)
+
+        assert (mine.level("workers"), mine.level("ping")) == ("ok", "ok")
+        assert "waiting" not in mine.findings
+        assert (none.exit_code, "does not answer" in none.text("workers")) == (1, True)
+
+    def test_a_class_that_no_worker_has(self, place: Place) -> None:
+        """A turn of it is not lost; which module is missing is said."""
+        with think_test(database_url=place.database_url):
+            waits = DoctorAgent("b").submit_messages("Hello")
+            said = until(place.look, lambda said: "submissions" in said.findings)
+            DoctorAgent("b").cancel_submission(waits.submission_id)
+
+        assert (said.exit_code, said.level("submissions")) == (1, "problem")
+        assert "has imported DoctorAgent" in said.text("submissions")
+        assert waits.submission_id in said.text("submissions")
+
+    def test_a_worker_that_is_connected_and_consumes_nothing(self, place: Place, impatient: None) -> None:
+        """It answers, and does not work: its slot is frozen, so nothing takes the message."""
+        os.kill(place.child, signal.SIGSTOP)
+        try:
+            said = until(place.look, lambda said: "ping" in said.findings)
+        finally:
+            os.kill(place.child, signal.SIGCONT)
+
+        assert (said.exit_code, said.level("workers"), said.level("ping")) == (1, "ok", "problem")
+        assert "consumes nothing" in said.text("ping")
+
+    def test_a_worker_that_has_stopped_to_listen(self, place: Place) -> None:
+        """The queue that we send to is named."""
+        app = Celery("control", broker=place.broker, set_as_current=False)
+        app.control.cancel_consumer("celery", reply=True)
+        try:
+            said = until(place.look, lambda said: "queues" in said.findings)
+        finally:
+            app.control.add_consumer("celery", reply=True)
+
+        assert (said.exit_code, said.level("workers"), said.level("queues")) == (1, "ok", "problem")
+        assert "worker -Q celery" in said.text("queues")
+
+    def test_a_worker_of_another_database(self, place: Place, sqlite_url: str, impatient: None) -> None:
+        """It takes the message, and its answer is not here."""
+        until(place.look, lambda said: said.exit_code == 0)
+
+        said = until(
+            lambda: doctor("--database-url", sqlite_url, broker=place.broker),
+            lambda said: "ping" in said.findings,
+        )
+
+        assert (said.exit_code, said.level("ping")) == (1, "problem")
+        assert "think_database_url" in said.text("ping")
+
+    def test_a_worker_that_does_not_know_us(self, place: Place, tmp_path: Path) -> None:
+        """A plain `celery worker` takes our messages from the queue and throws them away."""
+        broker = servers.numbered(place.broker, 1)
+        with worker(tmp_path, tmp_path / "log", "-b", broker, "worker", "--pool", "solo", "--without-mingle"):
+            said = until(
+                lambda: doctor("--database-url", place.database_url, broker=broker),
+                lambda said: "does not know our tasks" in said.text("workers"),
+            )
+
+        assert (said.exit_code, said.level("workers"), said.level("queues")) == (1, "problem", "problem")
+
+    def test_a_worker_that_is_busy_is_not_ill(self, place: Place, impatient: None) -> None:
+        """All slots busy is a warning, and exit code 0: work waits its turn."""
+        app = Celery("caller", broker=place.broker, set_as_current=False)
+        app.send_task("shop.nap", args=[600])  # the next test kills it
+        said = until(place.look, lambda said: said.level("ping") != "ok")
+
+        assert (said.exit_code, said.level("ping")) == (0, "warning")
+        assert "busy" in said.text("ping")
+
+    def test_a_message_that_nobody_takes(self, place: Place) -> None:
+        """No worker lives: a turn that was accepted and knocked for is named, with the way to have it run."""
+        place.process.kill()
+        place.process.wait(10)
+        app = Celery("client", broker=place.broker, set_as_current=False)
+        with think_test(database_url=place.database_url) as t:
+            waits = DoctorAgent("c").submit_messages("Hello")
+            t.lose_messages()
+            app.send_task("think.submission.run", kwargs={"submission_id": waits.submission_id})
+
+        said = place.look()
+
+        assert (said.exit_code, said.level("workers"), said.level("submissions")) == (1, "problem", "problem")
+        assert "Start one" in said.text("workers")
+        assert "no worker listens to it" in said.text("submissions")
