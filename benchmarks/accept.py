@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 
-from benchmarks.figures import Row, Size, check, in_turn, per_second, ratio_at_least
+from benchmarks.figures import Row, Size, check, in_turn, per_second, ratio_at_least, until
 from benchmarks.floors import COMMIT_AND_PUBLISH, Floors
 from benchmarks.place import Place, Scene
 from benchmarks.project import Answer1
@@ -19,7 +19,7 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
         accepting = Accepting(scene)
         for threads, budget in ((1, ratio_at_least(0.7)), (8, None)):
             floor, ours = in_turn(
-                size.rounds,
+                size,
                 lambda _, threads=threads: floors.commits_and_publishes(count, threads),
                 lambda _, threads=threads: accepting.rate(count, threads),
             )
@@ -62,6 +62,7 @@ class Accepting:
         self._stored += each * threads
         rows = self._scene.ask("SELECT count(*) FROM think_submissions WHERE status = 'pending'")
         check(rows == self._stored, f"{rows} rows of {self._stored}")
-        check(self._scene.waiting() == each * threads, f"{self._scene.waiting()} messages")
+        # On a busy machine a caller gives up its wait; the message comes a little later.
+        until(lambda: self._scene.waiting() == each * threads, 5, f"{each * threads} messages in the broker")
         self._scene.purge()
         return figure

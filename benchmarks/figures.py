@@ -108,13 +108,13 @@ class Row:
         return None if self.budget is None else self.budget.met_by(self)
 
 
-def in_turn(rounds: int, *measures: Callable[[int], float]) -> list[list[float]]:
+def in_turn(size: Size, *measures: Callable[[int], float]) -> list[list[float]]:
     """Take the measures one after another, over and over: a machine that slows down slows all of them.
 
-    Each is called with the number of the round; round 0 warms up and is not counted.
+    Each is called with the number of the round; round 0 warms up and is not counted (and at the tiny size not made).
     """
     taken: list[list[float]] = [[] for _ in measures]
-    for number in range(rounds + 1):
+    for number in range(1 if size.name == "tiny" else 0, size.rounds + 1):
         for figures, measure in zip(taken, measures, strict=True):
             figure = measure(number)
             if number:

@@ -4,6 +4,7 @@ Only what tells one from another is replaced, and computed as the engine compute
 can be worked on: a parked workflow takes its event, an agent's transcript is continued.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -116,7 +117,14 @@ def _waiting(scene: Scene, agent_class: str, names: Iterable[str], fresh: dict[s
     """Pending submissions of these agents, copies of one that was just accepted."""
     model = scene.agent(Nobodys, "model").submit_messages("Triage this report.").submission_id
     _given(scene, ((new_id(), AgentRef(agent_class, name).id, name) for name in names), "id", "agent", "name")
-    fresh = {"id": "g.id", "agent_id": "g.agent", "agent_name": "g.name", **fresh}
+    (message,) = json.loads(scene.ask("SELECT messages FROM think_submissions WHERE id = %s", model))
+    fresh = {
+        "id": "g.id",
+        "agent_id": "g.agent",
+        "agent_name": "g.name",
+        "messages": f"replace(m.messages, '{message['id']}', g.id)",
+        **fresh,
+    }
     _copied(scene, "think_submissions", "id = %s", model, fresh, without="seq")
     scene.run("DELETE FROM think_submissions WHERE id = %s", model)
     made = "SELECT count(*) FROM think_submissions WHERE agent_class = %s AND status = 'pending'"

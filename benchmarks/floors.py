@@ -172,7 +172,7 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
             f"{COMMIT_AND_PUBLISH} (kept producer)": lambda _: floors.commits_and_publishes(n),
             "bare LPUSH": lambda _: floors.pushes(n),
         }
-        for what, figures in zip(measures, in_turn(size.rounds, *measures.values()), strict=True):
+        for what, figures in zip(measures, in_turn(size, *measures.values()), strict=True):
             yield Row(what=what, unit="/s", ours=figures)
         for name, pool in pools(size).items():
             with scene.worker(pool) as worker:
@@ -181,17 +181,17 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
 
 def _celery(name: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
     each, many = size.pick(3, 20, 60), size.pick(20, 300, 1000)
-    delays: list[list[float]] = []
+    delays: dict[int, list[float]] = {}
 
     def start(number: int) -> float:
-        delays.append(starts(scene, worker, each))
-        return percentile(delays[-1], 50)
+        delays[number] = starts(scene, worker, each)
+        return percentile(delays[number], 50)
 
-    begun, drained = in_turn(size.rounds, start, lambda _: drain(scene, worker, many))
+    begun, drained = in_turn(size, start, lambda _: drain(scene, worker, many))
     yield Row(what=f"{START}, {name}: p50", unit="ms", ours=begun)
     yield Row(
         what=f"{START}, {name}: p99",
         unit="ms",
-        ours=[percentile([d for part in delays[1:] for d in part], 99)],
+        ours=[percentile([it for number, part in delays.items() if number for it in part], 99)],
     )
     yield Row(what=f"no-op tasks drained, {name}", unit="/s", ours=drained)

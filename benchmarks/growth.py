@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks import fill
 from benchmarks.figures import Budget, Row, Size, at_most, check, in_turn, percentile, ratio_at_most, until
-from benchmarks.place import THREADS, Place, Scene, Worker
+from benchmarks.place import Place, Scene, Worker, threads
 from benchmarks.processes import cpu_seconds
 from benchmarks.project import Answer1, Waiter
 from benchmarks.turn import turn
@@ -29,12 +29,12 @@ class Side:
 
 def measure(place: Place, size: Size) -> Iterator[Row]:
     """Two databases and two workers, filled kind by kind; each operation is measured on both in turn."""
-    counts = size.pick(100, 1000, 1000), size.pick(1000, 20_000, 100_000)
+    counts = size.pick(20, 1000, 1000), size.pick(200, 20_000, 100_000)
     with (
         place.scene() as one,
         place.scene() as other,
-        one.worker(THREADS) as first,
-        other.worker(THREADS) as second,
+        one.worker(threads(size)) as first,
+        other.worker(threads(size)) as second,
     ):
         small = Side(scene=one, worker=first, rows=counts[0])
         large = Side(scene=other, worker=second, rows=counts[1])
@@ -64,15 +64,15 @@ def _compared(size: Size, small: Side, large: Side, held: str, more: dict[str, O
     for side in (small, large):
         side.scene.run("ANALYZE")  # as autovacuum does a minute after so many rows were inserted
     for what, operation in operations.items():
-        yield _row(f"{what}, {held}", size, operation, size.pick(2, 8, 15), small, large)
-    yield _row(f"pass of the tick, {held}", size, _tick, size.pick(2, 5, 10), small, large)
+        yield _row(f"{what}, {held}", size, operation, size.pick(1, 8, 15), small, large)
+    yield _row(f"pass of the tick, {held}", size, _tick, size.pick(1, 5, 10), small, large)
 
 
 def _row(what: str, size: Size, operation: Operation, each: int, small: Side, large: Side) -> Row:
     def taken(side: Side, number: int) -> float:
         return percentile([operation(side, f"{what}-{number}-{n}") for n in range(each)], 50)
 
-    floor, ours = in_turn(size.rounds, lambda it: taken(small, it), lambda it: taken(large, it))
+    floor, ours = in_turn(size, lambda it: taken(small, it), lambda it: taken(large, it))
     return Row(
         what=f"{what}: p50",
         unit="ms",

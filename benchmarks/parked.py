@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from benchmarks.figures import Row, Size, at_most
-from benchmarks.place import THREADS, Place, Scene
+from benchmarks.place import Place, Scene, threads
 from benchmarks.processes import resident_bytes
 from benchmarks.wake import park
 
@@ -15,7 +15,7 @@ _BYTES = """
 def measure(place: Place, size: Size) -> Iterator[Row]:
     """Workflows started and parked by the engine, with their indexes and what updates left behind."""
     count = size.pick(5, 200, 2000)
-    with place.scene() as scene, scene.worker(THREADS) as worker:
+    with place.scene() as scene, scene.worker(threads(size)) as worker:
         park(scene, "first", size.pick(5, 100, 300))
         stored, resident = _bytes(scene), resident_bytes(worker.pid)
         park(scene, "more", count)

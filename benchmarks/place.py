@@ -30,13 +30,19 @@ from think_celery.store.migrate import upgrade
 ROOT = Path(__file__).parent.parent
 THREADS = ("--pool", "threads", "--concurrency", "20")
 PREFORK = ("--pool", "prefork", "--concurrency", "8")
+FEW_THREADS = ("--pool", "threads", "--concurrency", "4")
 
 _OURS = re.compile(r"(THINK|BENCH|CELERY|OPENAI)_.*|(DATABASE|REDIS|BROKER)_URL|.*_PROXY", re.IGNORECASE)
 
 
+def threads(size: Size) -> tuple[str, ...]:
+    """The threads pool: as many as there are runs at once."""
+    return FEW_THREADS if size.name == "tiny" else THREADS
+
+
 def pools(size: Size) -> dict[str, tuple[str, ...]]:
-    """The pools that are measured: in a quick run the threads pool only."""
-    return {"threads": THREADS} if size.name == "quick" else {"threads": THREADS, "prefork": PREFORK}
+    """The pools that are measured: prefork in a full run only."""
+    return {"threads": threads(size), **({"prefork": PREFORK} if size.name == "full" else {})}
 
 
 def clear_environment() -> None:
@@ -128,15 +134,16 @@ class Scene:
 
     @contextlib.contextmanager
     def worker(self, pool: Sequence[str] = THREADS, **environment: str) -> Iterator["Worker"]:
-        """A worker process, ready."""
+        """A worker process, ready; killed at the end, for its database goes, too."""
         started = self.start_worker(pool, **environment)
         try:
+            started.await_ready()
             yield started
         finally:
-            started.stop()
+            started.kill()
 
     def start_worker(self, pool: Sequence[str] = THREADS, **environment: str) -> "Worker":
-        """Start one, and return it once it is ready."""
+        """Start one, and return it before it is ready."""
         mark = f"{self.queue}-worker-{next(self._numbers)}"
         given = {
             **os.environ,
@@ -148,8 +155,7 @@ class Scene:
         }
         quiet = ["--loglevel", "WARNING", "--without-mingle", "--without-gossip", "--without-heartbeat"]
         command = [sys.executable, "-m", "celery", "-A", "benchmarks.workerapp", "worker", "-n", mark]
-        log = self.folder / f"{mark}.log"
-        with log.open("w") as output:
+        with (self.folder / f"{mark}.log").open("w") as output:
             process = subprocess.Popen(
                 [*command, *quiet, *pool],
                 cwd=ROOT,
@@ -158,9 +164,7 @@ class Scene:
                 stdout=output,
                 stderr=output,
             )
-        worker = Worker(process, self.folder / mark)
-        worker.await_ready()
-        return worker
+        return Worker(process, self.folder / mark)
 
 
 @contextlib.contextmanager
@@ -229,19 +233,12 @@ class Worker:
 
     def tell_to_stop(self) -> None:
         """SIGTERM it, as whoever deploys does."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-
-    def stop(self) -> None:
-        """Tell it to stop, and wait until it has; kill it after 20 seconds."""
-        self.tell_to_stop()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL it, and its children of the prefork pool."""
+        if self.process.poll() is not None:
+            return
         for pid in [*children(self.pid), self.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

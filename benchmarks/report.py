@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.figures import Row
 
 HEAD = ("what", "ours", "floor", "ratio", "budget", "met?")
+PEERS_HEAD = ("what", "theirs", "floor", "ratio")
 FLOORS_HEAD = ("floor", "median", "spread")
 
 
@@ -36,17 +37,23 @@ def floor_cells(row: Row) -> tuple[str, ...]:
     return row.what, number(row.median, row.unit), spread if len(row.ours) > 1 else ""
 
 
-def tables(rows: Sequence[Row]) -> list[list[tuple[str, ...]]]:
-    """The floors, and what is compared with them; each with its head."""
-    floors = [floor_cells(row) for row in rows if row.measurement == "floors"]
-    others = [cells(row) for row in rows if row.measurement != "floors"]
-    return [[head, *body] for head, body in ((FLOORS_HEAD, floors), (HEAD, others)) if body]
+def tables(rows: Sequence[Row]) -> dict[str, list[tuple[str, ...]]]:
+    """The tables by title, each with its head; none that is empty."""
+    floors = [row for row in rows if row.measurement == "floors"]
+    peers = [row for row in rows if row.measurement == "peers"]
+    ours = [row for row in rows if row.measurement not in ("floors", "peers")]
+    made = {
+        "What it costs": [HEAD, *map(cells, ours)],
+        "Two other engines": [PEERS_HEAD, *(cells(row)[:4] for row in peers)],
+        "The floors by themselves": [FLOORS_HEAD, *map(floor_cells, floors)],
+    }
+    return {title: table for title, table in made.items() if len(table) > 1}
 
 
 def plain(rows: Sequence[Row]) -> str:
     """For a terminal."""
     parts = []
-    for table in tables(rows):
+    for table in tables(rows).values():
         widths = [max(len(line[at]) for line in table) for at in range(len(table[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table
@@ -94,13 +101,7 @@ Measured on: {facts}.
 
 {kept}
 
-## What it costs
-
-{ours}
-
-## The floors by themselves
-
-{floors}
+{tables}
 
 ## Again
 
@@ -121,9 +122,9 @@ def page(rows: Sequence[Row], facts: Mapping[str, str], rounds: int) -> str:
     kept = f"{len(judged) - len(missed)} of {len(judged)} budgets are kept."
     if missed:
         kept += f" Missed: {'; '.join(missed)}."
-    floors, ours = (markdown(table) for table in tables(rows))
+    parts = [f"## {title}\n\n{markdown(table)}" for title, table in tables(rows).items()]
     told = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return PAGE.format(rounds=rounds, facts=told, kept=kept, ours=ours, floors=floors)
+    return PAGE.format(rounds=rounds, facts=told, kept=kept, tables="\n\n".join(parts))
 
 
 def write(path: Path, text: str) -> None:

@@ -43,7 +43,7 @@ def _taken(scene: Scene, size: Size) -> list[list[float]]:
     one, each, floor_count = size.pick(5, 100, 400), size.pick(2, 20, 40), size.pick(16, 400, 2000)
     floors = Floors(scene)
     return in_turn(
-        size.rounds,
+        size,
         lambda _: floors.commits(floor_count),
         lambda _: floors.commits(floor_count, 8),
         lambda number: rate(scene, f"one-{number}", 1, one),

@@ -29,7 +29,7 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
 def _one_at_a_time(pool: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
     each = size.pick(2, 10, 30)
     floor, *ours = in_turn(
-        size.rounds,
+        size,
         lambda _: percentile(starts(scene, worker, each), 50),
         *(_turns(scene, chunks, each) for chunks in ANSWERS),
         lambda number: percentile([prompt(scene, f"p50-{number}-{n}") for n in range(each)], 50),
@@ -79,7 +79,7 @@ def _is(scene: Scene, sql: bytes, key: str, status: str) -> bool:
 def _many(pool: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
     each, runs, tasks = size.pick(1, 5, 20), size.pick(5, 60, 200), size.pick(20, 300, 1000)
     floor, turns, prompts = in_turn(
-        size.rounds,
+        size,
         lambda _: drain(scene, worker, tasks),
         lambda number: turns_at_once(scene, f"many-{number}", each),
         lambda number: prompts_at_once(scene, f"flow-{number}", runs),

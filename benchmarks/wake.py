@@ -16,19 +16,21 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
     """One event at a time, at random moments, to an idle worker; a workflow of its own for each."""
     each = size.pick(2, 20, 60)
     for pool, options in pools(size).items():
-        delays: list[list[float]] = []
+        delays: dict[int, list[float]] = {}
         with place.scene() as scene, scene.worker(options) as worker:
 
-            def wake_some(number: int, scene: Scene = scene, delays: list[list[float]] = delays) -> float:
-                delays.append(wakes(scene, f"waiter-{number}", each))
-                return percentile(delays[-1], 50)
+            def wake_some(
+                number: int, scene: Scene = scene, delays: dict[int, list[float]] = delays
+            ) -> float:
+                delays[number] = wakes(scene, f"waiter-{number}", each)
+                return percentile(delays[number], 50)
 
             floor, p50 = in_turn(
-                size.rounds,
+                size,
                 lambda _, scene=scene, worker=worker: percentile(starts(scene, worker, each), 50),
                 wake_some,
             )
-        p99 = percentile([delay for part in delays[1:] for delay in part], 99)
+        p99 = percentile([delay for number, part in delays.items() if number for delay in part], 99)
         for what, ours, limit in (("p50", p50, 2), ("p99", [p99], 4)):
             yield Row(
                 what=f"event → workflow goes on, {pool}: {what}",
