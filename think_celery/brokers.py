@@ -175,7 +175,7 @@ def advice(app: Any, pool: str | None = None) -> list[str]:
     """
     if is_in_memory(app):
         return []
-    found = [_about_prefetch(app), _about_pool(pool)]
+    found = [_about_prefetch(app), _about_pool(pool), _about_channel_errors(app)]
     if is_redis(app):
         options = dict(app.conf.broker_transport_options or {})
         longest = int(app.think.runtime.settings.turn_timeout_seconds) + 2 * GRACE_SECONDS
@@ -207,6 +207,15 @@ def _about_pool(pool: str | None) -> str:
     return (
         "The solo pool runs one turn at a time, and its worker neither answers nor gives lost messages back "
         "meanwhile. Start it with --pool threads or --pool prefork."
+    )
+
+
+def _about_channel_errors(app: Celery) -> str:
+    if app.conf.broker_channel_error_retry:
+        return ""
+    return (
+        "A broker that refuses something for a while (Redis whose memory is full or whose replicas are gone, "
+        "RabbitMQ that waited too long for a task's end) ends the worker. Set broker_channel_error_retry = True."
     )
 
 

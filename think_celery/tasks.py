@@ -8,7 +8,7 @@ from celery.exceptions import Ignore, Reject
 from kombu.serialization import prepare_accept_content
 
 from think_celery import stops
-from think_celery.domain import calls, tick
+from think_celery.domain import calls, knocks, tick
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import WORK, Work
 from think_celery.errors import ConfigurationError, TaskFailed, TaskInterrupted
@@ -86,8 +86,8 @@ def register(app: Celery, runtime: Callable[[], Runtime]) -> None:
         app.task(name=name, base=ThinkTask, shared=False)(task)
 
     def task_of(work: Work) -> Callable[..., str]:
-        def task(**ids: str) -> str:
-            rt = _ready(runtime())
+        def task(**arguments: str) -> str:
+            rt, ids = _ready(runtime()), knocks.ids_in(arguments)
             row = " ".join(ids.values())
             try:
                 with stops.working():

@@ -9,6 +9,16 @@ RUN_SUBMISSION = "think.submission.run"
 ADVANCE_WORKFLOW = "think.workflow.advance"
 DELIVER_NEWS = "think.outbox.deliver"
 
+SHOWN_AS = {"submission": "submission_id", "id": "workflow_id", "outbox": "outbox_id"}
+"""What Flower shows an argument as, and what it is called."""
+
+SHOWN_BESIDE = {"agent", "at"}
+
+
+def ids_in(arguments: dict[str, str]) -> dict[str, str]:
+    """The ids in a task's arguments, or in what Flower shows of them: whoever sends that again means the same."""
+    return {SHOWN_AS.get(name, name): value for name, value in arguments.items() if name not in SHOWN_BESIDE}
+
 
 def for_submission(row: Any) -> Knock:
     """The knock that runs a submission."""
