@@ -22,7 +22,9 @@ PING = "think.ping"
 ABOUT = "think_about"
 """Our remote control command."""
 
-ANSWER_SECONDS = 1.5
+ANSWER_SECONDS = 1.0
+"""How long workers may take to answer; who has not is asked once more."""
+
 PING_EXPIRES_SECONDS = 60
 """A worker that comes later than this throws the ping away."""
 
@@ -64,13 +66,18 @@ def _version(workflow: str) -> str | None:
 
 def ask_workers(app: Celery, connection: Connection, name: str | None = None) -> list[Worker]:
     """Every worker (or those of that name) that answers through this broker within a second or two."""
-    queues = _ask(app, connection, "active_queues", None if name is None else [name])
-    told = dict(_ask(app, connection, ABOUT, sorted({name for name, _ in queues}))) if queues else {}
+    to = None if name is None else [name]
+    queues = _ask(app, connection, "active_queues", to) or _ask(app, connection, "active_queues", to)
+    names = {name for name, _ in queues}
+    told: dict[str, Any] = {}
+    for _ in range(2):
+        if left := sorted(names - told.keys()):
+            told |= _ask(app, connection, ABOUT, left)
     return [_worker(name, consumed, told.get(name) or {}) for name, consumed in queues]
 
 
 def _ask(
-    app: Celery, connection: Connection, command: str, destination: list[str] | None = None
+    app: Celery, connection: Connection, command: str, destination: list[str] | None
 ) -> list[tuple[str, Any]]:
     answers: Any = app.control.broadcast(
         command, destination=destination, reply=True, timeout=ANSWER_SECONDS, connection=connection
