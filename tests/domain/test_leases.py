@@ -242,10 +242,13 @@ class TestSignals:
             held.check()
         assert held.signal.reason == "cancelled"
 
-    def test_also_of_one_that_was_deleted_at_once(self, t, held):
-        """A submission that was cancelled and deleted between two beats was cancelled."""
+    @pytest.mark.parametrize("anew", [False, True])
+    def test_also_of_one_that_was_deleted_at_once(self, t, held, anew):
+        """It was cancelled and deleted between two beats; by now another may have its key, and so its id."""
         Clerk("a").cancel_submission("s")
         Clerk("a").delete_submission("s")
+        if anew:
+            Clerk("a").submit_messages("Hello", submission_id="s")
 
         t.rt.monitor.beat()
 

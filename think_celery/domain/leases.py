@@ -35,6 +35,9 @@ LET_GO_SECONDS = 30.0
 UNHELD_SECONDS = 2.0
 """How long a lease may be this process's in the database without anybody here who works under it."""
 
+_NOT_OURS = (SubmissionStatus.ABORTED, SubmissionStatus.PENDING)
+"""What a submission is that should be running here, and is not."""
+
 
 @dataclass(eq=False)
 class Hold:
@@ -183,8 +186,9 @@ class Monitor:
             return
         statuses = db.read(lambda tx: submissions.running_of(tx, list(watched)))
         for submission_id, hold in watched.items():
-            # One that is not there any more was cancelled, and then deleted.
-            if statuses.get(submission_id, SubmissionStatus.ABORTED) == SubmissionStatus.ABORTED:
+            # One that is not there any more was cancelled, and then deleted. One that is pending was put back
+            # just now; or it was deleted, too, and another was accepted under its key, and so with its id.
+            if statuses.get(submission_id, SubmissionStatus.ABORTED) in _NOT_OURS:
                 yield hold.cancel
 
     def _compare(self, db: Database, process_id: str, holds: list[Hold]) -> Iterator[native.Call]:
