@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -28,6 +29,7 @@ from think_celery.protocols import FINAL_ANSWER
 from think_celery.store.migrate import upgrade
 from think_celery.testing import think_test
 
+ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 60.0
 SECRET = "tulip"
 
@@ -198,6 +200,20 @@ class TestWhatItSays:
     def test_an_app_that_is_not_there_is_no_diagnosis(self) -> None:
         """Exit code 2: what was given can't be used."""
         assert CliRunner().invoke(main, ["doctor", "-A", "no.such.app"]).exit_code == 2
+
+
+def test_the_how_to_lists_every_check() -> None:
+    """Each name that stands in a line of the doctor's has a row that says what is a problem there."""
+    sources = "".join(
+        (ROOT / "think_celery" / name).read_text()
+        for name in ("domain/health.py", "cli/diagnosis.py", "cli/doctor.py")
+    )
+    made = set(re.findall(r'(?:Finding|problem|_ok|checked|self\._add)\(\s*"(\w+)"|check="(\w+)"', sources))
+    page = (ROOT / "docs" / "howto" / "doctor.md").read_text()
+    table = page[page.index("| check |") : page.index("The ping is")]
+    told = {name for row in re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE) for name in row.split(", ")}
+
+    assert {one or other for one, other in made} - {"model", "waiting"} == told - {"check"}
 
 
 # --- a model --------------------------------------------------------------------------------------
