@@ -114,12 +114,46 @@ def in_turn(size: Size, *measures: Callable[[int], float]) -> list[list[float]]:
     Each is called with the number of the round; round 0 warms up and is not counted (and at the tiny size not made).
     """
     taken: list[list[float]] = [[] for _ in measures]
-    for number in range(1 if size.name == "tiny" else 0, size.rounds + 1):
+    for number in _rounds(size):
         for figures, measure in zip(taken, measures, strict=True):
             figure = measure(number)
             if number:
                 figures.append(figure)
     return taken
+
+
+Samples = list[list[float]]
+"""What one thing took each time, in each round."""
+
+
+def sampled(size: Size, each: int, *measures: Callable[[str], float]) -> list[Samples]:
+    """Take single measures one after another, *each* times in a round; the first round is not counted.
+
+    Each is called with a name that no other call gets.
+    """
+    taken: list[Samples] = [[] for _ in measures]
+    for number in _rounds(size):
+        samples = [
+            [measure(f"{at}-{number}-{n}") for at, measure in enumerate(measures)] for n in range(each)
+        ]
+        if number:
+            for rounds, mine in zip(taken, zip(*samples, strict=True), strict=True):
+                rounds.append(list(mine))
+    return taken
+
+
+def p50(samples: Samples) -> list[float]:
+    """Of each round."""
+    return [percentile(part, 50) for part in samples]
+
+
+def p99(samples: Samples) -> list[float]:
+    """Of all rounds together: one is too short for it."""
+    return [percentile([sample for part in samples for sample in part], 99)]
+
+
+def _rounds(size: Size) -> range:
+    return range(1 if size.name == "tiny" else 0, size.rounds + 1)
 
 
 def per_second(count: int, work: Callable[[], object]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Column, Integer, MetaData, Table, Text, create_engine, insert
 
-from benchmarks.figures import Row, Size, check, in_turn, per_second, percentile
+from benchmarks.figures import Row, Size, check, in_turn, p50, p99, per_second, sampled
 from benchmarks.place import Place, Scene, Worker, pools
 from tests.servers import plain_url
 
@@ -136,20 +136,18 @@ def _at_once(work: Callable[[Any], None], things: list[Any]) -> None:
         thread.join()
 
 
-def starts(scene: Scene, worker: Worker, count: int) -> list[float]:
+def start(scene: Scene, worker: Worker) -> float:
     """Milliseconds from publishing (with a kept producer) until the task's body begins, worker idle."""
-    task, before = scene.app.tasks["bench.stamp"], len(worker.stamps())
+    task, before = scene.app.tasks["bench.stamp"], worker.ran()
     with scene.app.producer_pool.acquire(block=True) as producer:
-        for number in range(count):
-            task.apply_async((time.monotonic(),), producer=producer)
-            worker.await_stamps(before + number + 1)
-            time.sleep(0.01)
-    return [(began - sent) * 1000 for sent, began in worker.stamps()[before:]]
+        task.apply_async((time.monotonic(),), producer=producer)
+    sent, began = worker.await_stamps(before + 1)[-1]
+    return (began - sent) * 1000
 
 
 def drain(scene: Scene, worker: Worker, count: int) -> float:
     """No-op tasks a second, from the first publish to the last body, published meanwhile."""
-    task, before = scene.app.tasks["bench.noop"], len(worker.stamps())
+    task, before = scene.app.tasks["bench.noop"], worker.ran()
     began = time.monotonic()
     with scene.app.producer_pool.acquire(block=True) as producer:
         for _ in range(count):
@@ -180,18 +178,8 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
 
 
 def _celery(name: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
-    each, many = size.pick(3, 20, 60), size.pick(20, 300, 1000)
-    delays: dict[int, list[float]] = {}
-
-    def start(number: int) -> float:
-        delays[number] = starts(scene, worker, each)
-        return percentile(delays[number], 50)
-
-    begun, drained = in_turn(size, start, lambda _: drain(scene, worker, many))
-    yield Row(what=f"{START}, {name}: p50", unit="ms", ours=begun)
-    yield Row(
-        what=f"{START}, {name}: p99",
-        unit="ms",
-        ours=[percentile([it for number, part in delays.items() if number for it in part], 99)],
-    )
-    yield Row(what=f"no-op tasks drained, {name}", unit="/s", ours=drained)
+    (begun,) = sampled(size, size.pick(3, 20, 100), lambda _: start(scene, worker))
+    yield Row(what=f"{START}, {name}: p50", unit="ms", ours=p50(begun))
+    yield Row(what=f"{START}, {name}: p99", unit="ms", ours=p99(begun))
+    (drained,) = in_turn(size, lambda _: drain(scene, worker, size.pick(20, 300, 1000)))
+    yield Row(what=f"no-op tasks, {name}", unit="/s", ours=drained)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks import fill
-from benchmarks.figures import Budget, Row, Size, at_most, check, in_turn, percentile, ratio_at_most, until
+from benchmarks.figures import Budget, Row, Size, at_most, check, p50, ratio_at_most, sampled, until
 from benchmarks.place import Place, Scene, Worker, threads
 from benchmarks.processes import cpu_seconds
 from benchmarks.project import Answer1, Waiter
@@ -69,15 +69,17 @@ def _compared(size: Size, small: Side, large: Side, held: str, more: dict[str, O
 
 
 def _row(what: str, size: Size, operation: Operation, each: int, small: Side, large: Side) -> Row:
-    def taken(side: Side, number: int) -> float:
-        return percentile([operation(side, f"{what}-{number}-{n}") for n in range(each)], 50)
-
-    floor, ours = in_turn(size, lambda it: taken(small, it), lambda it: taken(large, it))
+    floor, ours = sampled(
+        size,
+        each,
+        lambda name: operation(small, f"{what}-{name}"),
+        lambda name: operation(large, f"{what}-{name}"),
+    )
     return Row(
         what=f"{what}: p50",
         unit="ms",
-        ours=ours,
-        floor=floor,
+        ours=p50(ours),
+        floor=p50(floor),
         floor_name=f"with {small.rows:,}",
         budget=GROWTH,
     )
@@ -144,7 +146,7 @@ def _idle(size: Size, small: Side, large: Side, held: str, most_messages: Budget
     """CPU of the workers and of their database sessions while nothing is asked of them, and the broker's length."""
     seconds = size.pick(1, 4, 20)
     for side in (small, large):
-        side.scene.purge()
+        side.scene.redis.delete(side.scene.queue, fill.nobodys_queue(side.scene))
     before = [_used(side) for side in (small, large)]
     time.sleep(seconds)
     after = [_used(side) for side in (small, large)]

@@ -14,9 +14,9 @@ _BYTES = """
 
 def measure(place: Place, size: Size) -> Iterator[Row]:
     """Workflows started and parked by the engine, with their indexes and what updates left behind."""
-    count = size.pick(5, 200, 2000)
+    count = size.pick(5, 300, 2000)
     with place.scene() as scene, scene.worker(threads(size)) as worker:
-        park(scene, "first", size.pick(5, 100, 300))
+        park(scene, "first", size.pick(5, 300, 500))
         stored, resident = _bytes(scene), resident_bytes(worker.pid)
         park(scene, "more", count)
         rows, memory = (_bytes(scene) - stored) / count, (resident_bytes(worker.pid) - resident) / count

@@ -219,17 +219,14 @@ class Worker:
                 raise RuntimeError(f"the worker did not start:\n{self.log()}")
             time.sleep(0.01)
 
-    def stamps(self) -> list[tuple[float, float]]:
-        """When each task of the floors was sent, and when it began."""
-        return list(STAMPS.iter_unpack(self._stamps.read_bytes())) if self._stamps.exists() else []  # type: ignore[arg-type]
+    def ran(self) -> int:
+        """How many tasks of the floors have begun."""
+        return self._stamps.stat().st_size // STAMPS.size if self._stamps.exists() else 0
 
     def await_stamps(self, count: int, seconds: float = 60.0) -> list[tuple[float, float]]:
-        """The same, once there are so many."""
-        wanted = count * STAMPS.size
-        until(
-            lambda: self._stamps.exists() and self._stamps.stat().st_size >= wanted, seconds, f"{count} tasks"
-        )
-        return self.stamps()
+        """When each of so many was sent, and when it began, as soon as they have."""
+        until(lambda: self.ran() >= count, seconds, f"{count} tasks", every=0.005)
+        return list(STAMPS.iter_unpack(self._stamps.read_bytes()))  # type: ignore[arg-type]
 
     def tell_to_stop(self) -> None:
         """SIGTERM it, as whoever deploys does."""

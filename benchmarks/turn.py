@@ -1,10 +1,11 @@
 """Turns with a model that answers at once, and workflows with one prompt: from accepting to the end."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
-from benchmarks.figures import Row, Size, at_least, at_most, check, in_turn, percentile, until
-from benchmarks.floors import START, drain, starts
+from benchmarks.figures import Row, Size, at_least, at_most, check, in_turn, p50, sampled, until
+from benchmarks.floors import START, drain, start
 from benchmarks.place import Place, Scene, Worker, pools
 from benchmarks.project import ANSWERS, CHUNK, Answer1, Answer20, Asker
 
@@ -27,25 +28,29 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
 
 
 def _one_at_a_time(pool: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
-    each = size.pick(2, 10, 30)
-    floor, *ours = in_turn(
+    floor, *turns, prompts = sampled(
         size,
-        lambda _: percentile(starts(scene, worker, each), 50),
-        *(_turns(scene, chunks, each) for chunks in ANSWERS),
-        lambda number: percentile([prompt(scene, f"p50-{number}-{n}") for n in range(each)], 50),
+        size.pick(2, 10, 40),
+        lambda _: start(scene, worker),
+        *(partial(turn, scene, chunks) for chunks in ANSWERS),
+        partial(prompt, scene),
     )
-    named = {
-        f"turn, {chunks} {'chunk' if chunks == 1 else 'chunks'}, {pool}: p50": at_most(P50[chunks], "ms")
-        for chunks in ANSWERS
-    }
-    named[f"workflow with one prompt, {pool}: p50"] = at_most(25, "ms")
-    for (what, budget), figures in zip(named.items(), ours, strict=True):
-        yield Row(what=what, unit="ms", ours=figures, floor=floor, floor_name=START, budget=budget)
-
-
-def _turns(scene: Scene, chunks: int, each: int) -> Callable[[int], float]:
-    return lambda number: percentile(
-        [turn(scene, chunks, f"p50-{number}-{chunks}-{n}") for n in range(each)], 50
+    for chunks, samples in zip(ANSWERS, turns, strict=True):
+        yield Row(
+            what=f"turn, {chunks} {'chunk' if chunks == 1 else 'chunks'}, {pool}: p50",
+            unit="ms",
+            ours=p50(samples),
+            floor=p50(floor),
+            floor_name=START,
+            budget=at_most(P50[chunks], "ms"),
+        )
+    yield Row(
+        what=f"workflow with one prompt, {pool}: p50",
+        unit="ms",
+        ours=p50(prompts),
+        floor=p50(floor),
+        floor_name=START,
+        budget=at_most(25, "ms"),
     )
 
 

@@ -3,10 +3,11 @@
 import random
 import time
 from collections.abc import Iterator
+from functools import partial
 
-from benchmarks.figures import Row, Size, check, in_turn, percentile, ratio_at_most, until
-from benchmarks.floors import START, starts
-from benchmarks.place import Place, Scene, pools
+from benchmarks.figures import Row, Size, check, p50, p99, ratio_at_most, sampled, until
+from benchmarks.floors import START, start
+from benchmarks.place import Place, Scene, Worker, pools
 from benchmarks.project import Answer1, Waiter
 
 PHASE_SECONDS = 0.05
@@ -14,32 +15,24 @@ PHASE_SECONDS = 0.05
 
 def measure(place: Place, size: Size) -> Iterator[Row]:
     """One event at a time, at random moments, to an idle worker; a workflow of its own for each."""
-    each = size.pick(2, 20, 60)
     for pool, options in pools(size).items():
-        delays: dict[int, list[float]] = {}
         with place.scene() as scene, scene.worker(options) as worker:
-
-            def wake_some(
-                number: int, scene: Scene = scene, delays: dict[int, list[float]] = delays
-            ) -> float:
-                delays[number] = wakes(scene, f"waiter-{number}", each)
-                return percentile(delays[number], 50)
-
-            floor, p50 = in_turn(
-                size,
-                lambda _, scene=scene, worker=worker: percentile(starts(scene, worker, each), 50),
-                wake_some,
+            floor, woken = sampled(
+                size, size.pick(2, 20, 60), partial(_start, scene, worker), partial(wake, scene)
             )
-        p99 = percentile([delay for number, part in delays.items() if number for delay in part], 99)
-        for what, ours, limit in (("p50", p50, 2), ("p99", [p99], 4)):
+        for what, ours, limit in (("p50", p50(woken), 2), ("p99", p99(woken), 4)):
             yield Row(
                 what=f"event → workflow goes on, {pool}: {what}",
                 unit="ms",
                 ours=ours,
-                floor=floor,
+                floor=p50(floor),
                 floor_name=f"{START}: p50",
                 budget=ratio_at_most(limit),
             )
+
+
+def _start(scene: Scene, worker: Worker, name: str) -> float:
+    return start(scene, worker)
 
 
 def park(scene: Scene, name: str, count: int) -> None:
@@ -47,22 +40,20 @@ def park(scene: Scene, name: str, count: int) -> None:
     for number in range(count):
         scene.agent(Answer1, name).run_workflow(Waiter, workflow_id=f"{name}-{number}")
     waiting = "SELECT count(*) FROM think_workflows WHERE status = 'waiting' AND agent_name = %s"
-    until(lambda: scene.ask(waiting, name) == count, 300, f"{count} parked workflows")
+    until(lambda: scene.ask(waiting, name) == count, 300, f"{count} parked workflows", every=0.002)
 
 
-def wakes(scene: Scene, name: str, count: int) -> list[float]:
-    """Milliseconds until each of so many workflows went on."""
-    park(scene, name, count)
-    agent, delays = scene.agent(Answer1, name), []
-    for number in range(count):
-        time.sleep(random.random() * PHASE_SECONDS)
-        workflow_id, sent_at = f"{name}-{number}", time.monotonic()
-        agent.send_workflow_event(Waiter, workflow_id, type="go")
-        until(lambda it=workflow_id: _complete(scene, it), 30, "a workflow that goes on", every=0.002)
-        went_on = agent.get_workflow(workflow_id, workflow=Waiter).output["went_on"]
-        check(went_on > sent_at, "it went on before the event")
-        delays.append((went_on - sent_at) * 1000)
-    return delays
+def wake(scene: Scene, name: str) -> float:
+    """Milliseconds from sending an event until its workflow went on."""
+    park(scene, name, 1)
+    agent, workflow_id = scene.agent(Answer1, name), f"{name}-0"
+    time.sleep(random.random() * PHASE_SECONDS)
+    sent_at = time.monotonic()
+    agent.send_workflow_event(Waiter, workflow_id, type="go")
+    until(lambda: _complete(scene, workflow_id), 30, "a workflow that goes on", every=0.002)
+    went_on = agent.get_workflow(workflow_id, workflow=Waiter).output["went_on"]
+    check(went_on > sent_at, "it went on before the event")
+    return float(went_on - sent_at) * 1000
 
 
 def _complete(scene: Scene, workflow_id: str) -> bool:

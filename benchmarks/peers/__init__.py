@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Row, Size, in_turn, percentile
-from benchmarks.floors import COMMIT_AND_PUBLISH, EIGHT_THREADS, ONE_CLIENT, START, Floors, starts
+from benchmarks.figures import Row, Size, in_turn, p50, sampled
+from benchmarks.floors import COMMIT_AND_PUBLISH, EIGHT_THREADS, ONE_CLIENT, START, Floors, start
 from benchmarks.place import ROOT, Place
 from tests.servers import plain_url
 
@@ -51,12 +51,8 @@ def _taken(
     yield "no-op step, one run", "/s", one, single, ONE_CLIENT
     yield "no-op step, 20 runs at once", "/s", many, crowd, EIGHT_THREADS
     with place.scene() as scene, scene.worker() as worker:
-        start, wake = in_turn(
-            size,
-            lambda _: percentile(starts(scene, worker, each), 50),
-            lambda _: peer.figure("wake", each),
-        )
-    yield "event → workflow goes on: p50", "ms", wake, start, START
+        floor, wake = sampled(size, each, lambda _: start(scene, worker), lambda _: peer.figure("wake", 1))
+    yield "event → workflow goes on: p50", "ms", p50(wake), p50(floor), START
 
 
 class _Peer:
@@ -67,11 +63,12 @@ class _Peer:
         self._answer()
 
     def figure(self, what: str, count: int) -> float:
-        """Its figure; of several the median."""
+        """Its figure."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": what, "count": count}) + "\n")
         self._process.stdin.flush()
-        return percentile(self._answer(), 50)
+        (figure,) = self._answer()
+        return figure
 
     def _answer(self) -> list[float]:
         assert self._process.stdout is not None
