@@ -135,12 +135,20 @@ class Tx:
 
 
 def make_calls(calls: list[Call]) -> None:
-    """Make calls after a commit. One that raises is logged and does not hide the others."""
-    for call in calls:
-        try:
-            call()
-        except Exception as error:
-            logger.error("a call after a commit failed; the tick will do its work: %s", trace_of(error))
+    """Make calls after a commit. One that raises is logged and does not hide the others.
+
+    They join nothing: a caller whose session has committed inside its ``joined`` block may be there still, and
+    what an eager task does would go into that session's next transaction.
+    """
+    outside = _joined.set(MappingProxyType({}))
+    try:
+        for call in calls:
+            try:
+                call()
+            except Exception as error:
+                logger.error("a call after a commit failed; the tick will do its work: %s", trace_of(error))
+    finally:
+        _joined.reset(outside)
 
 
 class TransactionEnded(Exception):

@@ -1,0 +1,214 @@
+"""What one worker does with Celery's list of revoked ids, look by look, and which messages it drops."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+from celery.worker import state
+from kombu import Connection
+
+from think_celery import Think
+from think_celery.domain import revocations, submissions
+from think_celery.domain.knocks import ADVANCE_WORKFLOW, DELIVER_NEWS, RUN_SUBMISSION
+from think_celery.providers.scripted import say
+from think_celery.revoked import Revocations, ThinkRequest
+from think_celery.tasks import TICK, register
+from think_celery.testing import ThinkTest, think_test
+
+
+class Revokee(Think):
+    """Answers what its script says."""
+
+
+@pytest.fixture
+def t(sqlite_url: str) -> Iterator[ThinkTest]:
+    with think_test(database_url=sqlite_url) as test:
+        yield test
+    state.revoked.clear()
+
+
+def make_app(t: ThinkTest) -> Celery:
+    """A Celery app with our tasks."""
+    app = Celery("revoked", broker="memory://", set_as_current=False)
+    register(app, lambda: t.rt)
+    return app
+
+
+@pytest.fixture
+def app(t: ThinkTest) -> Celery:
+    return make_app(t)
+
+
+@pytest.fixture
+def worker(app: Celery) -> Iterator[Revocations]:
+    made = Revocations(app)
+    made.start()
+    yield made
+    made.stop()
+
+
+def submit(name: str, key: str = "k") -> Any:
+    """Submit a turn."""
+    return Revokee(name).submit_messages("Hello", idempotency_key=key)
+
+
+def status(t: ThinkTest, submission: Any) -> str:
+    """How it stands now."""
+    return str(submissions.get(t.rt, submission.submission_id).status)
+
+
+def drop(app: Celery, task_id: str, name: str = RUN_SUBMISSION) -> None:
+    """Say what Celery says when it drops a message."""
+    task = app.tasks[name]
+    request = type("Context", (), {"id": task_id})
+    signals.task_revoked.send(task, request=request, terminated=False, signum=None, expired=False)
+
+
+class TestALook:
+    def test_cancels_what_was_revoked(self, t: ThinkTest, worker: Revocations) -> None:
+        """And only that: ids of the host's own tasks, of other submissions and of ended ones change nothing."""
+        t.script(Revokee, say("Good morning."))
+        ended = submit("ended")
+        t.run_until_idle()
+        revoked, other = submit("revoked"), submit("other")
+        state.revoked.update(["of-the-host's", "\x00", ended.submission_id, revoked.submission_id])
+
+        worker.look(t.rt)
+
+        rows = [submissions.get(t.rt, each.submission_id) for each in (ended, revoked, other)]
+        assert [(row.status, row.error) for row in rows] == [
+            ("completed", None),
+            ("aborted", "revoked in Celery"),
+            ("pending", None),
+        ]
+
+    def test_that_failed_is_made_again(
+        self, t: ThinkTest, worker: Revocations, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The database may be away: no revoke is forgotten for that."""
+
+        def fail(*_: Any) -> None:
+            raise OSError
+
+        revoked = submit("revoked")
+        state.revoked.add(revoked.submission_id)
+        with monkeypatch.context() as patch:
+            patch.setattr(revocations, "cancel", fail)
+            with pytest.raises(OSError):
+                worker.look(t.rt)
+
+        worker.look(t.rt)
+
+        assert status(t, revoked) == "aborted"
+
+    def test_cancels_what_was_dropped_and_is_not_in_the_list(
+        self, t: ThinkTest, app: Celery, worker: Revocations
+    ) -> None:
+        """Celery revokes by stamps, too, of which its list of ids knows nothing."""
+        revoked, other = submit("revoked"), submit("other")
+        drop(app, revoked.submission_id)
+        drop(app, other.submission_id, TICK)
+        drop(make_app(t), other.submission_id)
+
+        worker.look(t.rt)
+
+        assert (status(t, revoked), status(t, other)) == ("aborted", "pending")
+
+    def test_goes_through_a_long_list_in_parts(
+        self, t: ThinkTest, worker: Revocations, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A worker that starts is told of all that others remember; the tick must not stand still for it."""
+        monkeypatch.setattr("think_celery.revoked.AT_ONCE", 2)
+        all_of_them = [submit(f"{number}") for number in range(5)]
+        state.revoked.update([each.submission_id for each in all_of_them])
+        left = []
+
+        for _ in range(3):
+            worker.look(t.rt)
+            left.append(sum(status(t, each) == "pending" for each in all_of_them))
+
+        assert left == [3, 1, 0]
+
+
+class TestAcceptedAnew:
+    """A submission that was revoked and deleted; its key, and so its id, is then used again."""
+
+    @pytest.fixture
+    def again(self, t: ThinkTest, worker: Revocations) -> Any:
+        first = submit("ada")
+        state.revoked.add(first.submission_id)
+        worker.look(t.rt)
+        assert Revokee("ada").delete_submission(first.submission_id)
+        t.run_until_idle()
+        again = submit("ada")
+        assert again.submission_id == first.submission_id
+        return again
+
+    def test_it_is_not_cancelled_once_more(self, t: ThinkTest, worker: Revocations, again: Any) -> None:
+        """A revoke is for what was there when it came."""
+        worker.look(t.rt)
+
+        assert status(t, again) == "pending"
+
+    def test_it_runs_although_its_first_message_is_dropped(
+        self, t: ThinkTest, app: Celery, worker: Revocations, again: Any
+    ) -> None:
+        """Else it would wait, and its agent with it, for as long as Celery remembers: three hours."""
+        sent: list[str] = []
+        knock, t.rt.knock = t.rt.knock, lambda knock: sent.append(knock.task_id)
+        drop(app, again.submission_id)
+
+        worker.look(t.rt)
+
+        t.rt.knock = knock
+        assert again.submission_id not in state.revoked
+        assert sent == [again.submission_id]
+
+    def test_it_can_be_revoked_again(
+        self, t: ThinkTest, app: Celery, worker: Revocations, again: Any
+    ) -> None:
+        """Then it is cancelled, as anything else."""
+        drop(app, again.submission_id)
+        worker.look(t.rt)
+
+        state.revoked.add(again.submission_id)
+        worker.look(t.rt)
+
+        assert status(t, again) == "aborted"
+
+
+class TestMessages:
+    def request(self, app: Celery, name: str, **options: Any) -> ThinkRequest:
+        """A message as a worker gets it, by way of a broker in memory."""
+        app.tasks[name].apply_async(task_id="id-1", kwargs={}, **options)
+        connection: Connection = app.connection_for_read()
+        with connection:
+            message = app.amqp.queues["celery"](connection.default_channel).get(no_ack=True)
+        task = app.tasks[name]
+        return ThinkRequest(
+            message, app=app, task=task, body=message.body, headers=message.headers, decoded=False
+        )
+
+    def test_a_workflow_and_news_are_not_dropped(self, app: Celery) -> None:
+        """Their knocks keep their ids until the row has moved; the id in the list would hold them up for hours."""
+        state.revoked.add("id-1")
+
+        dropped = {
+            name: self.request(app, name).revoked()
+            for name in (RUN_SUBMISSION, ADVANCE_WORKFLOW, DELIVER_NEWS)
+        }
+
+        assert dropped == {RUN_SUBMISSION: True, ADVANCE_WORKFLOW: False, DELIVER_NEWS: False}
+
+    def test_knocks_do_not_expire(self, app: Celery) -> None:
+        """A time that some middleware of the host's gave it ends no row; a tick that waited is useless."""
+        past = datetime.now(UTC) - timedelta(seconds=5)
+
+        expired = {
+            name: self.request(app, name, expires=past).revoked()
+            for name in (RUN_SUBMISSION, ADVANCE_WORKFLOW, TICK)
+        }
+
+        assert expired == {RUN_SUBMISSION: False, ADVANCE_WORKFLOW: False, TICK: True}
