@@ -45,11 +45,12 @@ def about(state: Any) -> dict[str, Any]:
     """The remote control command: classes and slots of this worker, in names and numbers."""
     if PING not in state.app.tasks:
         return {}
+    pool = state.consumer.pool
     return {
         "agents": agent_classes.names(),
         "workflows": {name: version for name in workflow_classes.names() if (version := _version(name))},
-        "pool": type(state.consumer.pool).__module__.rpartition(".")[2],
-        "slots": state.consumer.pool.num_processes or 0,
+        "pool": type(pool).__module__.rpartition(".")[2],
+        "slots": max(pool.num_processes or 0, pool.limit or 0),  # the first is 0 in an idle pool of greenlets
         "busy": len(worker_state.active_requests),
     }
 

@@ -155,6 +155,13 @@ class TestWhatItSays:
         assert SECRET not in said.output
         assert (said.level("news"), said.level("attempts")) == ("ok", "ok")
 
+    def test_a_broker_that_celery_does_not_know(self, sqlite_url: str) -> None:
+        """A misspelt URL is told of as one, and without its password."""
+        said = doctor("--database-url", sqlite_url, broker=f"redsi://:{SECRET}@127.0.0.1:1/0")
+
+        assert "a name that Celery does not know" in said.text("broker") + said.text("settings")
+        assert SECRET not in said.output
+
     def test_passwords_are_not_shown(self) -> None:
         """Neither the database's nor the broker's, whatever goes wrong with them."""
         said = doctor(

@@ -168,9 +168,9 @@ class Diagnosis:
         if self._app.conf.task_always_eager:
             text = "task_always_eager is on: turns run in whoever submits them, with no broker and no worker."
             found.append(Finding("broker", "warning", text))
-        elif is_in_memory(self._app):
+        elif _is_in_memory(self._app):
             text = "memory:// lives in the process that works, so nobody else can ask it."
-            found.append(Finding("broker", "ok", f"{text} Ticks and rows show how it goes."))
+            found.append(Finding("broker", "ok", f"{text} If yours is another, name your app with --app."))
         else:
             with _connected(self._app) as connection:
                 found.append(Finding("broker", "ok", f"{connection.as_uri()} answers."))
@@ -255,14 +255,15 @@ class Diagnosis:
         return [Finding("queues", level, f"{text}: celery -A YOUR_APP worker -Q {','.join(deaf)}")]
 
     def _pings(self, db: Database, crew: Crew) -> None:
-        if crew.workers is None:
-            return
-        mute = not crew.workers and not self._app.conf.worker_enable_remote_control
-        queues = [queue for queue in sorted(self._used()) if mute or crew.listening_to(queue)]
-        if queues:
-            attempt = Attempt(lambda: self._ping(db, crew, queues))
-            until = _clock.elapsed() + PING_SECONDS + 0.2
-            self._add("ping", PING_SECONDS, lambda: attempt.result(until))
+        until = _clock.elapsed() + PING_SECONDS + 0.2
+
+        def look() -> list[Finding]:
+            mute = not crew.workers and not self._app.conf.worker_enable_remote_control
+            queues = [queue for queue in sorted(self._used()) if mute or crew.listening_to(queue)]
+            return Attempt(lambda: self._ping(db, crew, queues)).result(until) if queues else []
+
+        if crew.workers is not None:
+            self._add("ping", PING_SECONDS, look)
 
     def _ping(self, db: Database, crew: Crew, queues: list[str]) -> list[Finding]:
         """Send a message through each queue, and see whether a worker takes it."""
@@ -296,13 +297,21 @@ class _Unreachable(Exception):
     """The broker can't be reached; the text says why."""
 
 
+def _is_in_memory(app: Celery) -> bool:
+    try:
+        return is_in_memory(app)
+    except (KeyError, ImportError) as error:
+        text = "The broker's URL begins with a name that Celery does not know, or whose package is not installed."
+        raise _Unreachable(text) from error
+
+
 @contextmanager
 def _connected(app: Celery) -> Iterator[Connection]:
     connection = brokers.connection(app, CONNECT_SECONDS)
     try:
         try:
             connection.connect()
-        except connection.recoverable_connection_errors as error:
+        except (*connection.connection_errors, *connection.channel_errors) as error:
             cause = " ".join(str(error).split()) or type(error).__name__
             raise _Unreachable(f"{connection.as_uri()} can't be reached: {cause}") from error
         yield connection
