@@ -12,10 +12,10 @@ from celery.exceptions import Ignore, Reject
 
 from think_celery import Think
 from think_celery.domain.work import WORK
-from think_celery.errors import TaskFailed, TaskInterrupted, TurnFailed, WorkflowFailed
+from think_celery.errors import ConfigurationError, TaskFailed, TaskInterrupted, TurnFailed, WorkflowFailed
 from think_celery.providers.scripted import ScriptedModel, say
 from think_celery.settings import Settings
-from think_celery.tasks import ThinkTask, register, set_limits
+from think_celery.tasks import ThinkTask, check_content, register, set_limits
 from think_celery.testing import ThinkTest, think_test
 from think_celery.workflow import ThinkWorkflow
 
@@ -170,8 +170,7 @@ class TestErrorsAreRed:
         assert row is not None
         assert row.status == "error"
         assert str(failed.value) == f"{submission.submission_id} ended in error: {row.error_type}"
-        assert failed.value.__cause__ is None
-        assert failed.value.__suppress_context__
+        assert (failed.value.__cause__, failed.value.__context__) == (None, None)
         assert TurnFailed not in ThinkTask.throws
 
     def test_a_workflow_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
@@ -254,6 +253,27 @@ class TestTheHostsConfiguration:
         assert (run.soft_time_limit, run.time_limit) == (160, 220)
         assert advance.soft_time_limit > 86_400
         assert advance.time_limit > advance.soft_time_limit
+
+
+class TestContent:
+    """Messages of ours are JSON."""
+
+    @pytest.mark.parametrize("accepted", [["json"], ["pickle", "application/json"], ("yaml", "json"), None])
+    def test_a_worker_that_takes_json_serves(self, app: Celery, accepted: Any) -> None:
+        """By whatever name, and whatever else it takes."""
+        app.conf.accept_content = accepted
+
+        check_content(app)
+
+    @pytest.mark.parametrize("accepted", [["pickle"], ["yaml", "msgpack"], []])
+    def test_one_that_refuses_it_says_so(self, app: Celery, accepted: list[str]) -> None:
+        """Celery would drop each message, and the tick would send it again, for ever."""
+        app.conf.accept_content = accepted
+
+        with pytest.raises(ConfigurationError, match="Add 'json' to accept_content") as refused:
+            check_content(app)
+
+        assert f"accept_content of the Celery app 'tasks' is {sorted(accepted)}." in str(refused.value)
 
 
 class TestNames:
