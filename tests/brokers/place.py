@@ -42,6 +42,10 @@ QUICK = {
 """What ``celeryconfig.py`` sets, with a shorter health check."""
 
 
+WITHIN = 1.5
+"""Seconds within which a knock is answered; the tick alone takes two at least."""
+
+
 class Broker:
     """A Redis of the test's own, on one port all its lives long. It keeps nothing on disk."""
 
@@ -95,16 +99,16 @@ class Broker:
                 yield from (json.loads(raw)[0] for raw in self.client.hvals("unacked"))  # type: ignore[union-attr]
 
 
-def start_worker(stage: Stage, url: str, **conf: Any) -> Process:
+def start_worker(stage: Stage, url: str, *, kill_at: str = "", **conf: Any) -> Process:
     """Start a worker on the threads pool; the configuration is that of ``celeryconfig.py`` where nothing is said."""
     options = {**QUICK["broker_transport_options"], **conf.pop("broker_transport_options", {})}  # type: ignore[dict-item]
     given = {**QUICK, "broker_transport_options": options, "think_imports": ["tests.brokers.project"], **conf}
-    return stage.start("threads", broker=url, queue=queue_of(stage), conf=json.dumps(given))
+    return stage.start("threads", broker=url, queue=queue_of(stage), conf=json.dumps(given), kill_at=kill_at)
 
 
 def queue_of(stage: Stage) -> str:
     """The queue of a stage's messages."""
-    return f"brokers-{stage.name}"
+    return f"think-tests-{os.getpid()}-{stage.name}"  # RabbitMQ may be shared with other runs
 
 
 def client(stage: Stage, url: str, **conf: Any) -> Publisher:

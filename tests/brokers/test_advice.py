@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from celery.concurrency import solo, thread
 
+from tests.test_docs import as_module
 from think_celery import brokers
 from think_celery.app import ThinkCelery
 from think_celery.runtime import set_current
@@ -53,6 +54,15 @@ def test_our_own_configuration_needs_none(broker: str, pool: str | None) -> None
     conf.pop("os")
 
     assert brokers.advice(an_app(broker, **conf), pool) == []
+
+
+def test_nor_does_what_the_documentation_says() -> None:
+    """The block of `docs/howto/brokers.md` is all that is asked for."""
+    page = as_module((ROOT / "docs" / "howto" / "brokers.md").read_text())
+    names: dict[str, Any] = {}
+    exec(page, names)
+
+    assert brokers.advice(names["app"], "prefork") == []
 
 
 def test_celerys_defaults_get_some() -> None:
