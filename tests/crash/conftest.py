@@ -138,7 +138,13 @@ class Theatre:
 
 @pytest.fixture(scope="session")
 def theatre(request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[Theatre]:
+    yield from theatre_of(Path(__file__).parent, request, make_stage)
+
+
+def theatre_of(room: Path, request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[Theatre]:
+    """The theatre that plays the tests of one folder."""
     items = [item for item in request.session.items if "stage" in getattr(item, "fixturenames", ())]
+    items = [item for item in items if item.path.parent == room]
     if any("postgresql" in item.nodeid for item in items):
         request.getfixturevalue("postgres")  # from this thread: fixtures are not made in others
     shared = {}

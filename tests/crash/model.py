@@ -20,12 +20,12 @@ PACES = {"slowly": 0.15, "slowest": 0.6}
 
 
 def answer(body: dict[str, Any]) -> Response:
-    """The next step of the plan ``do: tool tool …``, at the pace that the plan says."""
+    """The next step of the plan ``do: tool tool … #name``, at the pace that the plan says."""
     messages = body["messages"]
     told = max(i for i, m in enumerate(messages) if m["role"] == "user" and text_of(m) != GO_ON)
     words = text_of(messages[told]).removeprefix("do:").split()
     pace = next((PACES[word] for word in words if word in PACES), 0.0)
-    plan = [word for word in words if word not in PACES]
+    plan = [word for word in words if word not in PACES and not word.startswith("#")]
     since = messages[told + 1 :]
     done = sum(1 for message in since if message["role"] == "tool")
     if done < len(plan):

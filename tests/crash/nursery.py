@@ -2,13 +2,14 @@
 
 The parent is ``python -m tests.crash.nursery``, a process with one thread and no connection of any kind, so
 that a child is what a fresh start would be. Every child dies with it, and it dies with pytest, however that ends.
+Workers on the gevent pool come from one of their own, which is patched before it imports anything.
 """
 
 import contextlib
 import ctypes
 import json
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +95,12 @@ def _state(thread: Path) -> str:
 class Nursery:
     """The parent, from the test's side. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patched: bool = False) -> None:
+        """*patched* says that its children are gevent's; one that is not keeps one that is for those."""
+        self.is_patched = patched
+        self._patched: Nursery | None = None
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.nursery"],
+            [sys.executable, "-m", "tests.crash.nursery", *(["gevent"] if patched else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -111,6 +116,10 @@ class Nursery:
 
     def start(self, environment: Mapping[str, str], log: Path) -> Process:
         """Start one with this environment beside the test's own."""
+        if environment.get("CRASH_KIND") == "gevent" and not self.is_patched:
+            with self._lock:
+                self._patched = self._patched or Nursery(patched=True)
+            return self._patched.start(environment, log)
         with self._lock:
             self._count += 1
             number = self._count
@@ -119,7 +128,7 @@ class Nursery:
             self._parent.stdin.write(json.dumps(order) + "\n")
             self._parent.stdin.flush()
         with self._known:
-            assert self._known.wait_for(lambda: number in self._born, 30), "the nursery does not answer"
+            assert self._known.wait_for(lambda: number in self._born, 100), "the nursery does not answer"
             process = self._by_pid[self._born[number]]
             process.log = log
         return process
@@ -138,6 +147,8 @@ class Nursery:
 
     def close(self) -> None:
         """End all of them."""
+        if self._patched is not None:
+            self._patched.close()
         assert self._parent.stdin is not None
         self._parent.stdin.close()
         self._parent.wait(20)
@@ -157,37 +168,46 @@ def nursery() -> Iterator[Nursery]:
 # --- the parent's side ----------------------------------------------------------------------------
 
 
+# What waits and forks here is the system's own: gevent's loop must not begin before a child does.
+_fork, _waitpid, _select = os.fork, os.waitpid, select.select
+
+
 def serve() -> None:
     """Fork what is ordered on standard input and tell of births and deaths, until the input ends."""
-    from celery.apps import worker as celery_worker
-    from celery.bin import worker as celery_command
-    from celery.concurrency import thread
-
-    from tests.crash import worker
-
-    loaded = (celery_worker, celery_command, thread, worker)  # so that no child has to
-    assert loaded
+    _import_everything()
     children: set[int] = set()
     buffer = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(0, selectors.EVENT_READ)
-        while True:
-            if selector.select(0.01):
-                data = os.read(0, 65536)
-                if not data:
-                    break
-                *orders, buffer = (buffer + data).split(b"\n")
-                for order in orders:
-                    children.add(_bear(json.loads(order)))
-            _reap(children)
+    while True:
+        if _select([0], [], [], 0.01)[0]:
+            data = os.read(0, 65536)
+            if not data:
+                break
+            *orders, buffer = (buffer + data).split(b"\n")
+            for order in orders:
+                children.add(_bear(json.loads(order)))
+        _reap(children)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     while children:
         _reap(children)
 
 
+def _import_everything() -> None:
+    """So that no child has to."""
+    pools = ["prefork", "thread", "solo"]
+    if "gevent" in sys.argv:
+        from gevent import monkey
+
+        monkey.patch_all()
+        pools = ["gevent"]
+    for pool in pools:
+        import_module(f"celery.concurrency.{pool}")
+    for module in ("celery.apps.worker", "celery.bin.worker", "tests.crash.worker"):
+        import_module(module)
+
+
 def _bear(order: dict[str, Any]) -> int:
-    pid = os.fork()
+    pid = _fork()
     if pid:
         _tell({"number": order["number"], "pid": pid})
         return pid
@@ -216,7 +236,7 @@ def _bear(order: dict[str, Any]) -> int:
 
 def _reap(children: set[int]) -> None:
     for pid in list(children):
-        found, status = os.waitpid(pid, os.WNOHANG)
+        found, status = _waitpid(pid, os.WNOHANG)
         if found:
             children.discard(pid)
             _tell({"pid": pid, "status": os.waitstatus_to_exitcode(status)})

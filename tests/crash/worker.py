@@ -1,11 +1,15 @@
-"""The processes that are killed: a plain worker, a Celery worker on the threads pool, and a client.
+"""The processes that are killed: a plain worker, a Celery worker on each pool, and a client.
 
 What one does is in its environment, beside the settings (``THINK_…``):
 
-``CRASH_KIND``: ``plain``, ``threads`` or ``client``. ``CRASH_KILL_AT=point#n``: SIGKILL itself when it comes
-to that failpoint for the n-th time. ``CRASH_HOLD_AT=point#n``: stay there until the file ``<log>.go`` exists.
+``CRASH_KIND``: ``plain``, ``prefork``, ``threads``, ``gevent``, ``solo``,
+``client`` or ``submitter``. ``CRASH_KILL_AT=point#n``:
+SIGKILL itself when it comes to that failpoint for the n-th time. ``CRASH_DEATHS=point#n point …``: the same, but
+of all workers on this stage together one dies at each of these points. ``CRASH_HOLD_AT=point#n``: stay there
+until the file ``<log>.go`` exists.
 ``CRASH_DEAF``: no knock reaches it but the tick's. ``CRASH_ELSEWHERE``: it seems to run on another machine, so
-that nobody can prove its death. ``CRASH_BROKER``, ``CRASH_QUEUE``: instead of a broker in its memory.
+that nobody can prove its death. ``CRASH_BROKER``, ``CRASH_QUEUE``: instead of a broker in its memory;
+``CRASH_CONF``: more of Celery's settings, as JSON.
 ``CRASH_DO``: what a client does. Marks are files beside its log.
 """
 
@@ -21,6 +25,7 @@ from typing import Any
 
 from celery import Celery, signals
 
+from tests.crash import load
 from tests.crash.project import Saga, Scribe
 from think_celery.app import ThinkCelery
 from think_celery.clock import SystemClock
@@ -53,10 +58,10 @@ def arm(rt: Runtime) -> None:
     if os.environ.get("CRASH_DEAF"):
         knock = rt.knock
         rt.knock = lambda it: knock(it) if threading.current_thread().name.startswith("think-tick") else None
-    kill, hold = Place.of("CRASH_KILL_AT"), Place.of("CRASH_HOLD_AT")
+    kill, hold, deaths = Place.of("CRASH_KILL_AT"), Place.of("CRASH_HOLD_AT"), Deaths.of("CRASH_DEATHS")
 
     def failpoint(point: str) -> None:
-        if kill.is_it(point):
+        if kill.is_it(point) or deaths.is_it(point):
             os.kill(os.getpid(), signal.SIGKILL)
         if hold.is_it(point):
             mark("held")
@@ -86,6 +91,37 @@ class Place:
         with self._lock:
             self._left -= 1
             return self._left == 0
+
+
+class Deaths:
+    """Points at each of which one worker of the stage dies. What has happened is in files, for the next ones."""
+
+    def __init__(self, folder: Path, places: list[str]) -> None:
+        self._folder, self._places = folder, places
+
+    @classmethod
+    def of(cls, variable: str) -> "Deaths":
+        """Those that this variable names."""
+        return cls(Path(os.environ.get(LOG, "")).parent, os.environ.get(variable, "").split())
+
+    def is_it(self, point: str) -> bool:
+        """Whether the worker that comes here now is the one that dies here."""
+        due = [place for place in self._places if place.partition("#")[0] == point]
+        if not due:
+            return False
+        name = point.replace(":", ".")
+        arrivals = os.open(self._folder / f"{name}.arrivals", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(arrivals, b".")
+        number = os.fstat(arrivals).st_size
+        os.close(arrivals)
+        for place in due:
+            if number >= int(place.partition("#")[2] or 1):
+                try:
+                    (self._folder / f"{place.replace(':', '.')}.death").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                return True
+        return False
 
 
 # --- a worker of its own --------------------------------------------------------------------------
@@ -135,6 +171,7 @@ def make_app() -> Celery:
         broker_connection_retry_on_startup=True,
         think_imports=["tests.crash.project"],
     )
+    app.conf.update(json.loads(os.environ.get("CRASH_CONF", "{}")))
     if app.conf.broker_url.startswith("memory"):
         app.conf.broker_transport_options = {"polling_interval": 0.02}
     arm(ThinkCelery(app).runtime)
@@ -142,10 +179,13 @@ def make_app() -> Celery:
     return app
 
 
-def run_threads() -> None:
-    """A worker as ``celery -A … worker`` starts it."""
+POOLS = ("prefork", "threads", "gevent", "solo")
+
+
+def run_celery() -> None:
+    """A worker as ``celery -A … worker --pool …`` starts it."""
     quiet = ["--loglevel", "info", "--without-mingle", "--without-gossip"]
-    make_app().worker_main(["worker", "--pool", "threads", *quiet])
+    make_app().worker_main(["worker", "--pool", os.environ["CRASH_KIND"], *quiet])
 
 
 # --- clients --------------------------------------------------------------------------------------
@@ -172,7 +212,13 @@ def run_client() -> None:
 
 def main() -> None:
     """Be the process that the environment asks for."""
-    {"plain": run_plain, "threads": run_threads, "client": run_client}[os.environ["CRASH_KIND"]]()
+    kinds = {
+        "plain": run_plain,
+        "client": run_client,
+        "submitter": load.run,
+        **dict.fromkeys(POOLS, run_celery),
+    }
+    kinds[os.environ["CRASH_KIND"]]()
 
 
 if __name__ == "__main__":
