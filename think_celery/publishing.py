@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakSet
 
 from celery import Celery, current_task
+from celery.exceptions import QueueNotFound
 from celery.utils.nodenames import anon_nodename
 from kombu import Connection
 
@@ -268,7 +269,17 @@ class _Line:
         """Send a knock, or have it sent by the next :meth:`flush`."""
         task: Any = self._app.tasks[knock.task]
         chosen: dict[str, Any] = {} if knock.queue is None else {"queue": knock.queue}
-        options = self._amqp.router.route(chosen, knock.task, (), knock.kwargs, task)
+        try:
+            options = self._amqp.router.route(chosen, knock.task, (), knock.kwargs, task)
+        except QueueNotFound as error:  # its row waits until somebody acts; all others go their way
+            logger.error(
+                "%s of %s was not sent: %s. Add it to task_queues, set task_create_missing_queues, or give the class "
+                "another queue.",
+                knock.task,
+                knock.task_id,
+                error.args[0],
+            )
+            return
         message = self._amqp.create_task_message(
             knock.task_id,
             knock.task,

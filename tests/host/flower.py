@@ -23,6 +23,12 @@ class Flower(Command):
         with urllib.request.urlopen(self.url + path, timeout=20) as answer:
             return str(answer.read().decode())
 
+    def revoke(self, task_id: str) -> Any:
+        """Press the button."""
+        request = urllib.request.Request(f"{self.url}/api/task/revoke/{task_id}", method="POST", data=b"")
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read())
+
     def sees(self, worker: str) -> None:
         """Return once it has heard of this worker by its events."""
 

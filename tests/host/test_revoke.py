@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.host.flower import Flower
 from tests.host.project import Elsewhere, Errand, Lodger
 from tests.host.story import Story
 from tests.host.world import Command, World, until
@@ -57,13 +58,14 @@ class TestASubmission:
         was_revoked(world, running)
         goes_on(world, agent)
 
-    def test_that_is_terminated(self, world: World) -> None:
-        """In prefork that kills the process, in threads Celery can't do it: the same comes of both."""
-        agent = world.agent("killed")
+    @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+    def test_that_is_terminated(self, world: World, signal: str) -> None:
+        """In prefork that ends the process, in threads Celery can't do it: the same comes of both."""
+        agent = world.agent(f"ended by {signal}")
         running = agent.submit_messages("hold").submission_id
         until(lambda: world.status(running) == "running", world.report)
 
-        world.app.control.revoke(running, terminate=True, signal="SIGKILL")
+        world.app.control.revoke(running, terminate=True, signal=signal)
 
         was_revoked(world, running)
         goes_on(world, agent)
@@ -80,6 +82,18 @@ class TestASubmission:
         until(lambda: "task-revoked" in world.events_of(queued), world.report)
         assert "task-started" not in world.events_of(queued)
         world.app.control.cancel_consumer("elsewhere", destination=[world.name])
+
+    def test_in_flower(self, threads_story: Story, flower: Flower) -> None:
+        """Its button does what Celery's command does."""
+        world = threads_story.world
+        agent = world.agent("in Flower")
+        running = agent.submit_messages("hold").submission_id
+        until(lambda: world.status(running) == "running", world.report)
+
+        assert flower.revoke(running) == {"message": f"Revoked '{running}'"}
+
+        was_revoked(world, running)
+        goes_on(world, agent)
 
     def test_that_is_deleted_and_accepted_anew(self, threads_story: Story, tmp_path: Path) -> None:
         """The same key gives the same id, which every worker remembers as revoked. It runs all the same."""
