@@ -116,6 +116,22 @@ def test_what_it_says_wins_over_our_defaults(tmp_path: Path) -> None:
     assert (found["worker_prefetch_multiplier"], found["lease"]) == (3, 9)
 
 
+def test_a_plain_worker_reads_it_and_has_none_of_our_tasks(tmp_path: Path) -> None:
+    """What the file says of `celery worker` without -A: Celery's own default app is another app."""
+    shutil.copy(FILE, tmp_path)
+    look = "from celery import current_app as a; print(a.conf.worker_prefetch_multiplier, 'think.tick' in a.tasks)"
+
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import think_celery.celery; {look}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ran.stdout == "1 False\n", ran.stderr
+
+
 @pytest.mark.parametrize("fault", ["import no_such_module", "worker_prefetch_multiplier = 1 / 0"])
 def test_one_that_is_broken_stops_the_start(tmp_path: Path, fault: str) -> None:
     """A worker that silently runs without it would recover slowly, or on another broker."""

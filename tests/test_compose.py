@@ -225,6 +225,7 @@ class TestTheContainers:
 
     def test_a_worker_is_healthy_while_it_works(self, containers: Containers) -> None:
         """Not before it started, not after it ended; meanwhile it serves the demo. SIGTERM ends it in order."""
+        containers.run("migrate", containers.command("migrate"))
         before = containers.check("worker")
         with containers.started("worker") as worker:
             containers.healthy("worker", worker)
