@@ -7,10 +7,13 @@ import pytest
 from tests.host.flower import Flower
 from tests.host.project import Elsewhere, Errand, Lodger
 from tests.host.story import Story
-from tests.host.world import Command, World, until
+from tests.host.world import Command, World, a_worker, until
 from think_celery.ids import WorkflowRef, advance_task_id
 
 pytestmark = pytest.mark.services
+
+TWIN = "twin@host"
+"""A second worker of a host."""
 
 
 @pytest.fixture
@@ -99,12 +102,18 @@ class TestASubmission:
         """The same key gives the same id, which every worker remembers as revoked. It runs all the same."""
         world = threads_story.world
         agent = world.agent("anew")
-        twin = Command(world.environ, tmp_path / "log", *a_twin(world))
+        twin = Command(
+            world.environ,
+            tmp_path / "log",
+            *a_worker(world.environ["HOST_QUEUE"], name=TWIN),
+            "--loglevel",
+            "info",
+        )
         twin.says(" ready.")
         first = agent.submit_messages("hold", idempotency_key="k")
         world.app.control.revoke(first.submission_id)
         was_revoked(world, first.submission_id)
-        for worker in (world.name, "twin@host"):
+        for worker in (world.name, TWIN):
             knows_of_all_before(world, worker)
         assert agent.delete_submission(first.submission_id)
 
@@ -114,15 +123,6 @@ class TestASubmission:
         world.ended(again.submission_id)
         twin.stop()
         assert world.status(again.submission_id) == "completed"
-
-
-def a_twin(world: World) -> list[str]:
-    """The arguments of a second worker of that host."""
-    return [
-        *("worker", "--pool", "threads", "--concurrency", "2", "--hostname", "twin@host"),
-        *("--queues", world.environ["HOST_QUEUE"], "--without-mingle", "--without-gossip"),
-        *("--loglevel", "info"),
-    ]
 
 
 def knows_of_all_before(world: World, worker: str) -> None:

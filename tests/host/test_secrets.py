@@ -2,16 +2,19 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery.app.utils import HIDDEN_SETTINGS
+from kombu import Queue
 
 from tests.host.conftest import Place
 from tests.host.flower import Flower
 from tests.host.project import MARK
 from tests.host.story import Story
-from tests.host.world import everything_in
+from tests.host.world import Command, a_worker, everything_in
+from think_celery.domain.knocks import RUN_SUBMISSION
 from think_celery.settings import Settings
 
 pytestmark = pytest.mark.services
@@ -62,6 +65,29 @@ def test_not_in_the_log(story: Story, found: Any) -> None:
 
     assert "TaskPool: Apply" in log
     assert found(log) == set()
+
+
+def test_not_in_the_log_of_a_worker_whose_servers_are_away(
+    threads_story: Story, tmp_path: Path, found: Any
+) -> None:
+    """A database and a live log that can't be reached: who fails says where, and not with which password."""
+    world = threads_story.world
+    away = {
+        "HOST_QUEUE": "away",
+        "HOST_DATABASE": f"postgresql+psycopg://shop:{MARK}-database@127.0.0.1:1/shop",
+        "HOST_LIVE": f"redis://:{MARK}-live@127.0.0.1:1/0",
+    }
+    worker = Command({**world.environ, **away}, tmp_path / "log", *a_worker("away"), "--loglevel", "debug")
+    worker.says(" ready.")
+    world.app.send_task(
+        RUN_SUBMISSION, kwargs={"submission_id": "s"}, queue=Queue("away"), serializer="json", task_id="s"
+    )
+
+    worker.says("s could not be worked on: OperationalError")
+    worker.says("a tick failed")
+    worker.stop()
+
+    assert found(worker.output()) == set()
 
 
 def test_not_in_what_a_worker_answers(story: Story, found: Any) -> None:

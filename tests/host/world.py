@@ -66,6 +66,14 @@ class Command:
         self.process.wait(10)
 
 
+def a_worker(queue: str, pool: str = "threads", name: str = "another@host") -> list[str]:
+    """The arguments that start a worker of one queue."""
+    return [
+        *("worker", "--pool", pool, "--concurrency", "3", "--hostname", name, "--queues", queue),
+        *("--without-mingle", "--without-gossip"),
+    ]
+
+
 class World:
     """One queue, one database, one worker, one client."""
 
@@ -82,10 +90,8 @@ class World:
         self.worker = Command(
             self.environ,
             folder / "worker.log",
-            *("worker", "--pool", pool, "--concurrency", "3", "--hostname", self.name),
-            *("--queues", self.environ["HOST_QUEUE"]),
+            *a_worker(self.environ["HOST_QUEUE"], pool, self.name),
             *("--loglevel", "debug", "--task-events", "--time-limit", "1", "--soft-time-limit", "1"),
-            *("--without-mingle", "--without-gossip"),
         )
 
     def _listen(self) -> None:
