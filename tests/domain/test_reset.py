@@ -127,7 +127,7 @@ class TestReset:
         t.run_until_idle()
 
         assert row(t.rt, "one").status == "completed"
-        assert t.rt.db.read(lambda tx: agents.epoch(tx, Clerk("a")._ref.id)) == 2
+        assert row(t.rt, "one").epoch == 2
 
     def test_not_inside_a_caller_s_transaction(self, t):
         """engine §2: it locks the line, which no caller's transaction may hold; the error says when to call it."""

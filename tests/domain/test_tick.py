@@ -24,8 +24,8 @@ from think_celery import retries
 from think_celery.domain import claims, recovery, tick, workflows
 from think_celery.domain.passes import each_row
 from think_celery.ids import AgentRef
-from think_celery.store import agents, processes, tables
-from think_celery.store import submissions as rows
+from think_celery.store import agents, heads, processes, tables
+from think_celery.store.statements import HOST_TIME
 from think_celery.testing import think_test
 
 SECOND = timedelta(seconds=1)
@@ -175,11 +175,11 @@ class TestMissedKnocks:
         """engine §4: null is set only where nobody has set another time since the look."""
         submit("one", "two")
         t.clock.advance(timedelta(seconds=3))
-        seen = t.rt.db.read(lambda tx: rows.missed(tx, 500))
+        seen = t.rt.db.read(lambda tx: heads.missed(tx, 500))
         Clerk("a").cancel_submission("one")
 
-        changed = t.rt.db.transact(lambda tx: rows.expect_none(tx, ["two"], max(r.knock_at for r in seen)))
-        again = t.rt.db.transact(lambda tx: rows.knock_again(tx, "two", seen[1].knock_at, SECOND, 1))
+        changed = t.rt.db.transact(lambda tx: heads.expect_none(tx, ["two"], max(r.knock_at for r in seen)))
+        again = t.rt.db.transact(lambda tx: heads.knock_again(tx, "two", seen[1].knock_at, SECOND, 1))
 
         assert (changed, again) == (0, False)
         assert row(t.rt, "two").knock_at == t.clock.now() + timedelta(seconds=2)
@@ -249,7 +249,7 @@ class TestMissedKnocks:
         def fails(tx, agent_id):
             raise ValueError("a row that nobody can read")
 
-        monkeypatch.setattr(rows, "head", fails)
+        monkeypatch.setattr(heads, "head", fails)
         pass_on(t, 3)
 
         assert row(t.rt, "bad").knock_at == t.clock.now() + timedelta(seconds=2)
@@ -411,18 +411,16 @@ def plan(t, statement):
 
 
 def asked(rt, call):
-    """The SELECT that a store function runs."""
+    """The SELECT that a store function runs, with its parameters."""
     seen = []
 
     class Spy:
-        clock = rt.clock
-
         def __init__(self, tx):
-            self.now, self._tx = tx.now, tx
+            self._tx = tx
 
-        def execute(self, statement):
-            seen.append(statement)
-            return self._tx.execute(statement)
+        def execute(self, statement, parameters):
+            seen.append(statement.params({HOST_TIME: rt.clock.now(), **parameters}))
+            return self._tx.execute(statement, parameters)
 
     rt.db.read(lambda tx: call(Spy(tx)))
     return seen[0]
@@ -452,8 +450,8 @@ def test_much_that_waits_costs_a_pass_nothing(t, many, crowd):
     assert knocked(t) == ["mine"]
     assert len(seen) < 30
     for call, index in (
-        (lambda tx: rows.missed(tx, 500), "ix_think_submissions_knock"),
-        (lambda tx: rows.head(tx, "x"), "ix_think_submissions_agent"),
+        (lambda tx: heads.missed(tx, 500), "ix_think_submissions_knock"),
+        (lambda tx: heads.head(tx, "x"), "ix_think_submissions_agent"),
     ):
         found = plan(t, asked(t.rt, call))
         assert index in found

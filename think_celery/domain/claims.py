@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from think_celery.domain import conversation, lines, turns
-from think_celery.domain.outcomes import Outcome
+from think_celery.domain.outcomes import Outcome, Word
 from think_celery.domain.turns import Claim
 from think_celery.errors import InvalidMessage, NothingToAnswer, ThinkError, TooManyAttempts, UnreadableValue
 from think_celery.ids import AgentRef, new_id
@@ -12,10 +12,11 @@ from think_celery.messages import UIMessage, as_messages
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime, agent_classes
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store import agents, submissions
+from think_celery.store import agents, heads, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Refused, Tx
+from think_celery.store.leases import Lease
 
 logger = logging.getLogger("think_celery.submissions")
 
@@ -34,80 +35,96 @@ def claim(rt: Runtime, submission_id: str) -> Claim | Outcome:
     In one transaction: the lease, ``running``, one more attempt, the id of the answer, and (once) the
     submitted messages at the end of the transcript.
     """
-    seen = rt.db.read(lambda tx: submissions.get(tx, submission_id))
-    if seen is None:
-        return Outcome("not-found")
-    if is_terminal(SubmissionStatus(seen.status)):
-        return Outcome("ended-before")
-    if seen.agent_class not in agent_classes:
-        logger.error(
-            "submission %s waits: no agent class %r is imported in this worker. Add its module to "
-            "`think_imports` or to Celery's `imports`.",
-            submission_id,
-            seen.agent_class,
-        )
-        return Outcome("unknown-class")
-    agent = AgentRef(seen.agent_class, seen.agent_name)
     process_id = rt.monitor.process_id()
-    message_id = new_id()
     try:
-        claimed = rt.db.transact(lambda tx: _claim(rt, tx, agent, submission_id, process_id, message_id))
+        claimed = rt.db.transact(lambda tx: _claim(rt, tx, submission_id, process_id))
+    except _NotNow as reason:
+        if reason.knock_for is not None:
+            lines.knock_head(rt, reason.knock_for)
+        return Outcome(reason.word)
     except Refused:
         return Outcome("busy")  # the index of one running submission per agent has the last word
     rt.failpoint("turn:claimed")
     return claimed
 
 
-def _claim(
-    rt: Runtime, tx: Tx, agent: AgentRef, submission_id: str, process_id: str, message_id: str
-) -> Claim | Outcome:
-    line = line_rows.lock_line(tx, agent.id)
-    if line is None:
-        agents.make(tx, agent)
-        line_rows.make_line(tx, agent.id)
-        line = line_rows.lock_line(tx, agent.id)
-    if line.process_id is not None:
-        return Outcome("busy")
-    head = submissions.head(tx, agent.id)
-    if head is None:
-        return Outcome("ended-before")
-    if head.id != submission_id:
-        tx.after_commit(lambda: lines.knock_head(rt, agent.id))
-        return Outcome("not-head")
-    if not head.due:
-        return Outcome("waiting")
-    row = submissions.lock(tx, submission_id, patient=False)
+class _NotNow(Exception):
+    """The submission does not run now, and what was written to claim it is undone.
+
+    ``knock_for``: the agent whose head is to run instead.
+    """
+
+    def __init__(self, word: Word, knock_for: str | None = None) -> None:
+        super().__init__(word, knock_for)
+        self.word, self.knock_for = word, knock_for
+
+
+def _claim(rt: Runtime, tx: Tx, submission_id: str, process_id: str) -> Claim | Outcome:
+    lease = line_rows.take_line(tx, submission_id, process_id) or _first_lease(tx, submission_id, process_id)
+    row = heads.lock_candidate(tx, lease.key, submission_id)
     if row is None:  # a caller has it locked, for as long as it likes
-        line_rows.look_later(tx, agent.id, MISSED_AFTER)
+        line_rows.free_line(tx, lease)
+        line_rows.look_later(tx, lease.key, MISSED_AFTER)
         return Outcome("busy")
-    if is_terminal(SubmissionStatus(row.status)):
-        tx.after_commit(lambda: lines.knock_head(rt, agent.id))
-        return Outcome("ended-before")
-    if row.epoch < agents.epoch(tx, agent.id):
+    _refuse(row)
+    if not row.is_head:
+        raise _NotNow("not-head", knock_for=lease.key)
+    if not row.due:
+        raise _NotNow("waiting")
+    if row.outdated:
         lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=conversation.SKIPPED_BY_RESET, holding=True)
-        lines.expect_next_on(rt, tx, agent.id)
+        lines.free(rt, tx, lease)
         return Outcome("skipped", ended=True, row=row.id)
+    agent = AgentRef(row.agent_class, row.agent_name)
+    error = _unfit(rt, tx, agent, row)
+    if error is not None:
+        return _end_in_error(rt, tx, row, lease, error)
+    message_id = row.message_id or new_id()
+    if not submissions.begin(tx, submission_id, message_id):
+        raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
+    return Claim(row=row, lease=lease, agent=agent, message_id=message_id, attempt=row.attempts + 1)
+
+
+def _first_lease(tx: Tx, submission_id: str, process_id: str) -> Lease:
+    """Make a line where there was none, and take it; else it is another's, who knocks when it gives it back."""
+    row = submissions.get(tx, submission_id)
+    if row is None:
+        raise _NotNow("not-found")
+    _refuse(row)
+    agents.make(tx, AgentRef(row.agent_class, row.agent_name))
+    line_rows.make_line(tx, row.agent_id)
+    lease = line_rows.take_line(tx, submission_id, process_id)
+    if lease is None:
+        raise _NotNow("busy")
+    return lease
+
+
+def _refuse(row: Any) -> None:
+    """Raise if the submission can't be run here at all."""
+    if is_terminal(SubmissionStatus(row.status)):
+        raise _NotNow("ended-before")
+    if row.agent_class not in agent_classes:
+        logger.error(
+            "submission %s waits: no agent class %r is imported in this worker. Add its module to "
+            "`think_imports` or to Celery's `imports`.",
+            row.id,
+            row.agent_class,
+        )
+        raise _NotNow("unknown-class")
+
+
+def _unfit(rt: Runtime, tx: Tx, agent: AgentRef, row: Any) -> ThinkError | None:
+    """Append the submitted messages, once; returns why there can be no answer, if there can't."""
     if row.attempts >= rt.settings.max_attempts or row.takeovers >= MAX_TAKEOVERS:
         times = row.takeovers if row.attempts < rt.settings.max_attempts else row.attempts
-        return _end_in_error(rt, tx, row, TooManyAttempts(f"Submission {row.id!r}", times))
-    if row.applied_at is None:
-        try:
-            messages = as_messages(row.messages) if row.messages else []
-        except InvalidMessage as error:  # of another version, perhaps: no later claim here would fare better
-            problem = f"{error.path}: {error.problem}"
-            return _end_in_error(rt, tx, row, UnreadableValue(f"Submission {row.id!r}", problem))
-        if not _apply(tx, agent, messages):
-            return _end_in_error(rt, tx, row, NothingToAnswer())
-    lease = line_rows.take_line(tx, agent.id, process_id)
-    if lease is None or not submissions.begin(tx, submission_id, message_id):
-        raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
-    return Claim(
-        row=row,
-        lease=lease,
-        agent=agent,
-        message_id=row.message_id or message_id,
-        attempt=row.attempts + 1,
-    )
+        return TooManyAttempts(f"Submission {row.id!r}", times)
+    if row.applied_at is not None:
+        return None
+    try:
+        messages = as_messages(row.messages) if row.messages else []
+    except InvalidMessage as error:  # of another version, perhaps: no later claim here would fare better
+        return UnreadableValue(f"Submission {row.id!r}", f"{error.path}: {error.problem}")
+    return None if _apply(tx, agent, messages) else NothingToAnswer()
 
 
 def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
@@ -121,9 +138,9 @@ def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
     return bool(transcript) and transcript[-1].role != "assistant"
 
 
-def _end_in_error(rt: Runtime, tx: Tx, row: Any, error: ThinkError) -> Outcome:
+def _end_in_error(rt: Runtime, tx: Tx, row: Any, lease: Lease, error: ThinkError) -> Outcome:
     name = type(error).__name__
     message_rows.settle_all(tx, row.agent_id)
     lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error), holding=True)
-    lines.expect_next_on(rt, tx, row.agent_id)
+    lines.free(rt, tx, lease)
     return Outcome("error", ended=True, row=row.id, error_type=name)

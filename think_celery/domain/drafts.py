@@ -4,13 +4,15 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from think_celery.domain import conversation
+from think_celery.domain import conversation, lines
 from think_celery.domain.answers import Answer
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
+from think_celery.errors import LeaseLost
 from think_celery.messages import UIMessage, load_parts
 from think_celery.protocols import Finish
 from think_celery.runtime import Runtime
+from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store import submissions
 from think_celery.store.database import Tx, is_away
@@ -76,6 +78,23 @@ class Draft:
         def work(tx: Tx) -> T:
             fence(tx, self._hold.lease)
             return change(tx)
+
+        return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
+
+    def write_last(self, change: Callable[[Tx], T]) -> T:
+        """The same with the turn's last change: it gives the line back, which is the fence, too.
+
+        Nobody can take the line before the commit. The next head is expected and, after the commit, knocked.
+        """
+        lease = self._hold.lease
+
+        def work(tx: Tx) -> T:
+            if not line_rows.free_line(tx, lease):
+                raise LeaseLost(str(lease))
+            result = change(tx)
+            lines.expect_next_on(self._rt, tx, lease.key)
+            self._rt.failpoint("turn:before-commit")
+            return result
 
         return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
 

@@ -9,7 +9,7 @@ from think_celery.domain import knocks
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
-from think_celery.store import lines, outbox, submissions, workflows
+from think_celery.store import heads, lines, outbox, submissions, workflows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
@@ -21,14 +21,14 @@ def knock_head(rt: Runtime, agent_id: str) -> None:
 
     Called after a commit, in a fresh look: the head is whatever is visible now. Two knocks are harmless.
     """
-    head = rt.db.read(lambda tx: submissions.head(tx, agent_id))
+    head = rt.db.read(lambda tx: heads.head(tx, agent_id))
     if head is not None and not head.held and head.due:
         rt.knock(knocks.for_submission(head))
 
 
 def expect_next(rt: Runtime, tx: Tx, agent_id: str) -> None:
     """Let the agent's head be knocked after this transaction, by us at once and else by the tick."""
-    submissions.expect_knock(tx, agent_id)
+    heads.expect_knock(tx, agent_id)
     tx.after_commit(lambda: knock_head(rt, agent_id))
 
 
@@ -37,7 +37,7 @@ def expect_next_on(rt: Runtime, tx: Tx, agent_id: str) -> None:
 
     Where a caller has the head locked (it cancels it, and has not committed), the tick looks at the line again.
     """
-    if not submissions.expect_knock(tx, agent_id, patient=False):
+    if not heads.expect_knock(tx, agent_id, patient=False):
         lines.look_later(tx, agent_id, MISSED_AFTER)
     tx.after_commit(lambda: knock_head(rt, agent_id))
 
@@ -62,7 +62,7 @@ def end(
     """
     error = None if error is None else storable(error, MAX_ERROR)
     error_type = None if error_type is None else storable(error_type, MAX_TYPE)
-    was_head = not holding and submissions.head_id(tx, row.agent_id) == row.id
+    was_head = not holding and heads.head_id(tx, row.agent_id) == row.id
     if not submissions.end(tx, row.seq, status, error_type=error_type, error=error):
         return False
     tell_workflow(rt, tx, row, status, error_type=error_type, error=error, output=output)

@@ -13,7 +13,7 @@ from think_celery.names import can_be_a_name
 from think_celery.protocols import Cursor, Frame
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store import submissions
+from think_celery.store import heads, submissions
 
 POLL_SECONDS = 0.05
 SILENCE_SECONDS = 5.0
@@ -188,7 +188,7 @@ def _as_event(frame: Frame) -> LiveEvent:
 def _snapshot(rt: Runtime, agent: AgentRef, submission_id: str | None) -> Iterator[LiveEvent]:
     """The stored form of the message in the making (or of that submission's answer)."""
     if submission_id is None:
-        head = rt.db.read(lambda tx: submissions.head(tx, agent.id))
+        head = rt.db.read(lambda tx: heads.head(tx, agent.id))
         submission_id = None if head is None else head.id
     row = None if submission_id is None else rt.db.read(lambda tx: submissions.get(tx, submission_id))
     if row is None or row.message_id is None:

@@ -13,7 +13,7 @@ from think_celery.errors import TurnTimeout
 from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
-from think_celery.store import leases, processes, submissions, workflows
+from think_celery.store import heads, leases, processes, submissions, workflows
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
@@ -155,7 +155,7 @@ def _free_workflow(rt: Runtime, tx: Tx, lease: Lease) -> bool:
 
 
 def _running(tx: Tx, lease: Lease) -> Any:
-    head = submissions.head(tx, lease.key)
+    head = heads.head(tx, lease.key)
     return None if head is None or head.status != SubmissionStatus.RUNNING else head
 
 

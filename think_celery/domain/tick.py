@@ -10,9 +10,9 @@ from think_celery.domain.passes import ROWS, each_row
 from think_celery.logs import trace_of
 from think_celery.retries import MISSED_AFTER, knock_again_after
 from think_celery.runtime import Runtime
+from think_celery.store import heads, processes
 from think_celery.store import lines as line_rows
 from think_celery.store import outbox as outbox_rows
-from think_celery.store import processes, submissions
 from think_celery.store import workflows as workflow_rows
 from think_celery.store.database import Tx
 
@@ -89,7 +89,7 @@ def knock_missed_heads(rt: Runtime, limit: int) -> int:
 def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
     """The submissions that seem to be forgotten, each agent's at once; again while there are more."""
     before: list[Any] | None = None
-    while (due := rt.db.read(lambda tx: submissions.missed(tx, limit))) != before:
+    while (due := rt.db.read(lambda tx: heads.missed(tx, limit))) != before:
         by_agent: dict[str, list[Any]] = {}
         for row in due:
             by_agent.setdefault(row.agent_id, []).append(row)
@@ -100,16 +100,16 @@ def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
 
 
 def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
-    head = submissions.head(tx, waiting[0].agent_id)
+    head = heads.head(tx, waiting[0].agent_id)
     behind = [row.id for row in waiting if head is None or row.id != head.id]
-    changed = submissions.expect_none(tx, behind, max(row.knock_at for row in waiting)) if behind else 0
+    changed = heads.expect_none(tx, behind, max(row.knock_at for row in waiting)) if behind else 0
     if head is None:
         return changed
     seen = next((row for row in waiting if row.id == head.id), None)
     if seen is not None:
         expected = _knock_again(rt, tx, seen)
     else:  # nobody expects the head: whoever should have made it so has lost it
-        expected = not head.held and head.due and submissions.expect_again(tx, head.id, MISSED_AFTER)
+        expected = not head.held and head.due and heads.expect_again(tx, head.id, MISSED_AFTER)
     if expected and not head.held:
         tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
     return changed + expected
@@ -117,7 +117,7 @@ def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
 
 def _knock_again(rt: Runtime, tx: Tx, row: Any) -> bool:
     after = knock_again_after(row.knocks, watched=rt.broker_is_watched)
-    return submissions.knock_again(tx, row.id, row.knock_at, after, row.knocks + 1)
+    return heads.knock_again(tx, row.id, row.knock_at, after, row.knocks + 1)
 
 
 def look_at_lines(rt: Runtime, limit: int) -> int:
@@ -151,13 +151,13 @@ KINDS: dict[str, Callable[[Runtime, int], int]] = {
 
 def knock_now(rt: Runtime) -> None:
     """Treat every knock as lost: the broker is new or was emptied. The next pass knocks for all that waits."""
-    for rows in (workflow_rows, submissions, outbox_rows):
+    for rows in (workflow_rows, heads, outbox_rows):
         rt.db.transact(rows.knock_now)
 
 
 def next_due(rt: Runtime) -> datetime | None:
     """The next instant at which waiting work falls due by itself; ``None`` if none does."""
-    return rt.db.read(lambda tx: earliest(workflow_rows.next_wake(tx), submissions.next_not_before(tx)))
+    return rt.db.read(lambda tx: earliest(workflow_rows.next_wake(tx), heads.next_not_before(tx)))
 
 
 def is_due(rt: Runtime) -> bool:

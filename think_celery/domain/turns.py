@@ -299,7 +299,7 @@ class Turn:
 
         def change(tx: Tx) -> bool:
             self.draft.finished(tx)
-            ended = lines.end(
+            return lines.end(
                 self.rt,
                 tx,
                 self.row,
@@ -309,11 +309,8 @@ class Turn:
                 output=output,
                 holding=True,
             )
-            lines.free(self.rt, tx, self.claim.lease)
-            self.rt.failpoint("turn:before-commit")
-            return ended
 
-        ended = self.draft.write(change)
+        ended = self.draft.write_last(change)
         self.rt.failpoint("turn:committed")
         if not ended:  # cancelled at the last moment: the answer stays, the status is the canceller's
             return self._announce(SubmissionStatus.ABORTED)
@@ -321,12 +318,7 @@ class Turn:
 
     def _give_up(self) -> Outcome:
         """The submission was cancelled: keep the partial text, and give the line back."""
-
-        def change(tx: Tx) -> None:
-            self.draft.finished(tx)
-            lines.free(self.rt, tx, self.claim.lease)
-
-        self.draft.write(change)
+        self.draft.write_last(self.draft.finished)
         return self._announce(SubmissionStatus.ABORTED)
 
     def _interrupted(self, error: ModelAborted) -> Outcome:
@@ -358,10 +350,9 @@ class Turn:
                 self.draft.unfinished(tx)
             else:  # cancelled meanwhile: nobody will go on with it
                 self.draft.finished(tx)
-            lines.free(self.rt, tx, self.claim.lease)
             return waits
 
-        if not self.draft.write(change):
+        if not self.draft.write_last(change):
             return self._announce(SubmissionStatus.ABORTED)
         return Outcome("handed-over" if wait is None else "waiting")
 

@@ -2,33 +2,29 @@
 
 from typing import Any
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import Row, bindparam, select, update
 
 from think_celery.ids import AgentRef
 from think_celery.store.database import Tx
+from think_celery.store.statements import insert_new, now
 from think_celery.store.tables import agents
+
+_MAKE = insert_new(agents, agents.c.epoch, epoch=0, created_at=now())
+_MINE = agents.c.id == bindparam("agent")
+_LOCK = select(agents).where(_MINE).with_for_update(key_share=True)
+_NEXT_EPOCH = update(agents).where(_MINE).values(epoch=agents.c.epoch + 1)
 
 
 def make(tx: Tx, agent: AgentRef) -> None:
     """Add the agent's row where there is none yet."""
-    tx.execute(
-        tx.insert(agents)
-        .values(id=agent.id, agent_class=agent.agent_class, name=agent.name, epoch=0, created_at=tx.now())
-        .on_conflict_do_nothing()
-    )
-
-
-def epoch(tx: Tx, agent_id: str) -> int:
-    """How often the agent's conversation was reset; 0 for an agent without a row."""
-    return tx.execute(select(agents.c.epoch).where(agents.c.id == agent_id)).scalar() or 0
+    tx.execute(_MAKE, {"id": agent.id, "agent_class": agent.agent_class, "name": agent.name})
 
 
 def lock(tx: Tx, agent_id: str) -> Row[Any] | None:
     """The agent's row, locked for this transaction."""
-    statement = select(agents).where(agents.c.id == agent_id).with_for_update(key_share=True)
-    return tx.execute(statement).first()
+    return tx.execute(_LOCK, {"agent": agent_id}).first()
 
 
 def next_epoch(tx: Tx, agent_id: str) -> None:
     """Begin another epoch: what was accepted before it no longer runs."""
-    tx.execute(update(agents).where(agents.c.id == agent_id).values(epoch=agents.c.epoch + 1))
+    tx.execute(_NEXT_EPOCH, {"agent": agent_id})

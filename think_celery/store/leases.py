@@ -4,29 +4,60 @@ An agent's lease is in its line (``store.lines``), a workflow's in its own row. 
 one away, raises its token in the same statement; whoever holds an older token can't write.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Select, Table, and_, func, literal_column, or_, select, union_all
+from sqlalchemy import Executable, Table, and_, bindparam, func, literal_column, or_, select, union_all
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.errors import LeaseLost
 from think_celery.states import WorkflowStatus
 from think_celery.store.database import Tx
+from think_celery.store.statements import AT_MOST
 from think_celery.store.tables import lines, processes, workflows
 
 TURNS: Literal["turn"] = "turn"
 """The kind of the leases on an agent's turns, and of the lines that hold them."""
 
 
+Kind = Literal["turn", "workflow"]
+
+LINE_HELD = and_(
+    lines.c.agent_id == bindparam("lease_key"),
+    lines.c.kind == TURNS,
+    lines.c.token == bindparam("lease_token"),
+    lines.c.process_id == bindparam("lease_process"),
+)
+"""The line while the lease with these :attr:`~Lease.parameters` is still its holder's."""
+
+WORKFLOW_HELD = and_(
+    workflows.c.key == bindparam("lease_key"),
+    workflows.c.token == bindparam("lease_token"),
+    workflows.c.process_id == bindparam("lease_process"),
+    workflows.c.status == WorkflowStatus.RUNNING,
+)
+"""The same of a workflow's row."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
     """The right to work on one row, held by one process under one token."""
 
-    kind: Literal["turn", "workflow"]
+    kind: Kind
     key: str
     process_id: str
     token: int
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The lease for a statement with :data:`LINE_HELD` or :data:`WORKFLOW_HELD`."""
+        return {"lease_key": self.key, "lease_token": self.token, "lease_process": self.process_id}
+
+    @property
+    def held(self) -> ColumnElement[bool]:
+        """The row while the lease is still its holder's."""
+        return and_(self.row, self.table.c.token == self.token, self.table.c.process_id == self.process_id)
 
     @property
     def table(self) -> Table:
@@ -37,15 +68,8 @@ class Lease:
     def row(self) -> ColumnElement[bool]:
         """The row that it is about."""
         if self.kind == "workflow":
-            return workflows.c.key == self.key
+            return and_(workflows.c.key == self.key, workflows.c.status == WorkflowStatus.RUNNING)
         return and_(lines.c.agent_id == self.key, lines.c.kind == TURNS)
-
-    @property
-    def held(self) -> ColumnElement[bool]:
-        """The row while the lease is still its holder's."""
-        table = self.table
-        own = and_(self.row, table.c.token == self.token, table.c.process_id == self.process_id)
-        return and_(own, table.c.status == WorkflowStatus.RUNNING) if self.kind == "workflow" else own
 
     def __str__(self) -> str:
         return f"{self.kind} {self.key}"
@@ -64,6 +88,13 @@ _held = union_all(
 ).subquery("held")
 
 
+_IS_HELD: Mapping[Kind, Any] = {
+    "turn": select(lines.c.token).where(LINE_HELD),
+    "workflow": select(workflows.c.inbox).where(WORKFLOW_HELD),
+}
+_FENCE = {kind: is_held.with_for_update(key_share=True) for kind, is_held in _IS_HELD.items()}
+
+
 def fence(tx: Tx, lease: Lease) -> Any:
     """Lock the lease's row for this transaction, or raise. A workflow's row comes with its ``inbox``.
 
@@ -73,8 +104,7 @@ def fence(tx: Tx, lease: Lease) -> Any:
     Raises:
         LeaseLost: The token is no longer the holder's. Nothing may be written.
     """
-    column = workflows.c.inbox if lease.kind == "workflow" else lines.c.token
-    row = tx.execute(select(column).where(lease.held).with_for_update(key_share=True)).first()
+    row = tx.execute(_FENCE[lease.kind], lease.parameters).first()
     if row is None:
         raise LeaseLost(str(lease))
     return row
@@ -82,23 +112,31 @@ def fence(tx: Tx, lease: Lease) -> Any:
 
 def is_held(tx: Tx, lease: Lease) -> bool:
     """Whether the lease is still its holder's, without locking anything."""
-    return tx.execute(select(lease.table.c.token).where(lease.held)).first() is not None
+    return tx.execute(_IS_HELD[lease.kind], lease.parameters).first() is not None
+
+
+_HELD_BY = select(_held).where(_held.c.process_id == bindparam("process"))
 
 
 def held_by(tx: Tx, process_id: str) -> set[Lease]:
     """Every lease that a process holds, on lines and on workflows."""
-    return set(_leases(tx, select(_held).where(_held.c.process_id == process_id)))
+    return set(_leases(tx, _HELD_BY, process=process_id))
+
+
+# In no order, so that rows that can't be freed hide no others.
+_ORPHANED = (
+    select(_held)
+    .outerjoin(processes, processes.c.id == _held.c.process_id)
+    .where(or_(processes.c.id.is_(None), processes.c.dead.is_(True)))
+    .order_by(func.random())
+    .limit(AT_MOST)
+)
 
 
 def orphaned(tx: Tx, limit: int) -> list[Lease]:
-    """The leases whose process is dead, or so long dead that its row is gone.
-
-    In no order, so that rows that can't be freed hide no others.
-    """
-    lost = or_(processes.c.id.is_(None), processes.c.dead.is_(True))
-    statement = select(_held).outerjoin(processes, processes.c.id == _held.c.process_id).where(lost)
-    return _leases(tx, statement.order_by(func.random()).limit(limit))
+    """The leases whose process is dead, or so long dead that its row is gone."""
+    return _leases(tx, _ORPHANED, at_most=limit)
 
 
-def _leases(tx: Tx, statement: Select[Any]) -> list[Lease]:
-    return [Lease(**row._mapping) for row in tx.execute(statement)]
+def _leases(tx: Tx, statement: Executable, **values: Any) -> list[Lease]:
+    return [Lease(**row._mapping) for row in tx.execute(statement, values)]

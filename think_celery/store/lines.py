@@ -3,77 +3,96 @@
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Update, and_, select, update
-from sqlalchemy.sql import ColumnElement
+from sqlalchemy import and_, bindparam, null, select, update
 
 from think_celery.store.database import Tx
-from think_celery.store.leases import TURNS, Lease
-from think_celery.store.tables import lines
+from think_celery.store.leases import LINE_HELD, TURNS, Lease
+from think_celery.store.statements import AT_MOST, insert_new, now, span
+from think_celery.store.tables import lines, submissions
+
+_OF_AGENT = and_(lines.c.agent_id == bindparam("agent"), lines.c.kind == TURNS)
+
+_MAKE = insert_new(lines, lines.c.token, kind=TURNS, token=0)
 
 
 def make_line(tx: Tx, agent_id: str) -> None:
     """Make the agent's line where there is none yet."""
-    tx.execute(tx.insert(lines).values(agent_id=agent_id, kind=TURNS, token=0).on_conflict_do_nothing())
+    tx.execute(_MAKE, {"agent_id": agent_id})
+
+
+_LOCK = select(lines.c.process_id, lines.c.token).where(_OF_AGENT).with_for_update(key_share=True)
 
 
 def lock_line(tx: Tx, agent_id: str) -> Any:
     """Lock the agent's line, and return it (``None`` where there is none)."""
-    statement = (
-        select(lines.c.process_id, lines.c.token)
-        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
-        .with_for_update(key_share=True)
-    )
-    return tx.execute(statement).first()
+    return tx.execute(_LOCK, {"agent": agent_id}).first()
 
 
-def take_line(tx: Tx, agent_id: str, process_id: str) -> Lease | None:
-    """Take the agent's line if it is free; ``None`` if another holds it."""
-    statement = (
-        update(lines)
-        .where(lines.c.agent_id == agent_id, lines.c.kind == TURNS, lines.c.process_id.is_(None))
-        .values(process_id=process_id, token=lines.c.token + 1)
-        .returning(lines.c.token)
-    )
-    token = tx.execute(statement).scalar()
-    return None if token is None else Lease(kind=TURNS, key=agent_id, process_id=process_id, token=token)
+_AGENT = select(submissions.c.agent_id).where(submissions.c.id == bindparam("submission")).scalar_subquery()
+_TAKE = (
+    update(lines)
+    .where(lines.c.agent_id == _AGENT, lines.c.kind == TURNS, lines.c.process_id.is_(None))
+    .values(process_id=bindparam("process"), token=lines.c.token + 1)
+    .returning(lines.c.agent_id, lines.c.token)
+)
+
+
+def take_line(tx: Tx, submission_id: str, process_id: str) -> Lease | None:
+    """Take the line of a submission's agent if it is free.
+
+    ``None`` if another holds it, if there is none yet, or no such submission.
+    """
+    row = tx.execute(_TAKE, {"submission": submission_id, "process": process_id}).first()
+    if row is None:
+        return None
+    return Lease(kind=TURNS, key=row.agent_id, process_id=process_id, token=row.token)
+
+
+_FREE = update(lines).where(LINE_HELD).values(process_id=null())
 
 
 def free_line(tx: Tx, lease: Lease) -> bool:
     """Give the line back, and say whether it was still the holder's."""
-    statement = update(lines).where(lease.held).values(process_id=None)
-    return tx.execute(statement).rowcount == 1
+    return tx.execute(_FREE, lease.parameters).rowcount == 1
+
+
+_TAKEN_AWAY = {"process_id": null(), "token": lines.c.token + 1}
+_SEIZE = update(lines).where(_OF_AGENT).values(_TAKEN_AWAY)
+_SEIZE_FROM = update(lines).where(LINE_HELD).values(_TAKEN_AWAY)
 
 
 def seize_line(tx: Tx, agent_id: str) -> None:
     """Take the line from whoever holds it, and leave it free."""
-    own = and_(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
-    tx.execute(_seize(own))
+    tx.execute(_SEIZE, {"agent": agent_id})
 
 
 def seize_from(tx: Tx, lease: Lease) -> bool:
     """Take the line from that holder, leave it free, and say whether it still had it."""
-    return tx.execute(_seize(lease.held)).rowcount == 1
+    return tx.execute(_SEIZE_FROM, lease.parameters).rowcount == 1
+
+
+_LOOK_LATER = update(lines).where(_OF_AGENT).values(look_at=now(span("after")))
+_LOOKED = update(lines).where(_OF_AGENT).values(look_at=null())
 
 
 def look_later(tx: Tx, agent_id: str, after: timedelta) -> None:
     """Let the tick look at the line: its head is locked by a caller just now, so nobody could expect it."""
-    tx.execute(update(lines).where(_of(agent_id)).values(look_at=tx.now(after)))
+    tx.execute(_LOOK_LATER, {"agent": agent_id, "after": after})
 
 
 def looked(tx: Tx, agent_id: str) -> None:
     """The line was looked at."""
-    tx.execute(update(lines).where(_of(agent_id)).values(look_at=None))
+    tx.execute(_LOOKED, {"agent": agent_id})
+
+
+_TO_LOOK_AT = (
+    select(lines.c.agent_id)
+    .where(lines.c.look_at <= now(), lines.c.kind == TURNS)
+    .order_by(lines.c.look_at)
+    .limit(AT_MOST)
+)
 
 
 def to_look_at(tx: Tx, limit: int) -> list[str]:
     """The agents whose lines are to be looked at now."""
-    due = select(lines.c.agent_id).where(lines.c.look_at <= tx.now(), lines.c.kind == TURNS)
-    return list(tx.execute(due.order_by(lines.c.look_at).limit(limit)).scalars())
-
-
-def _of(agent_id: str) -> ColumnElement[bool]:
-    return and_(lines.c.agent_id == agent_id, lines.c.kind == TURNS)
-
-
-def _seize(where: ColumnElement[bool]) -> Update:
-    return update(lines).where(where).values(process_id=None, token=lines.c.token + 1)
+    return list(tx.execute(_TO_LOOK_AT, {"at_most": limit}).scalars())

@@ -2,75 +2,98 @@
 
 from typing import Any
 
-from sqlalchemy import Row, delete, func, select, update
+from sqlalchemy import Row, and_, bindparam, delete, func, or_, select, update
 
 from think_celery.store.database import Tx
+from think_celery.store.statements import insert_new, on_each
 from think_celery.store.tables import UNPLACED, messages
 
 STREAMING, DONE = "streaming", "done"
 
-
-def _end_of(agent_id: str) -> Any:
-    newest = select(func.max(messages.c.position)).where(
-        messages.c.agent_id == agent_id, messages.c.position < UNPLACED
+_OF_AGENT = messages.c.agent_id == bindparam("agent")
+_MESSAGE = bindparam("message", type_=messages.c.message_id.type)
+_MINE = and_(_OF_AGENT, messages.c.message_id == _MESSAGE)
+_END = (
+    func.coalesce(
+        select(func.max(messages.c.position))
+        .where(_OF_AGENT, messages.c.position < UNPLACED)
+        .scalar_subquery(),
+        0,
     )
-    return func.coalesce(newest.scalar_subquery(), 0) + 1
+    + 1
+)
+
+_APPEND = insert_new(messages, messages.c.seq, position=_END, status=DONE)
 
 
 def append(tx: Tx, agent_id: str, message: dict[str, Any]) -> bool:
     """Add a message at the end, and say whether it is new: an id that is there already changes nothing."""
-    statement = (
-        tx.insert(messages)
-        .values(agent_id=agent_id, position=_end_of(agent_id), status=DONE, **message)
-        .on_conflict_do_nothing()
-        .returning(messages.c.seq)  # the count of rows of an INSERT is not known on PostgreSQL
+    return tx.execute(_APPEND, {"agent": agent_id, "agent_id": agent_id, **message}).first() is not None
+
+
+def _putting(position: Any, status: str) -> Any:
+    placed = {"position": position, "status": status}
+    return on_each(
+        lambda insert: (new := insert(messages).values(placed)).on_conflict_do_update(
+            index_elements=[messages.c.agent_id, messages.c.message_id],
+            set_={"parts": new.excluded.parts, "metadata": new.excluded.metadata, **placed},
+        )
     )
-    return tx.execute(statement).first() is not None
+
+
+_PUT_UNFINISHED = _putting(UNPLACED, STREAMING)
+_PUT_FINISHED = _putting(_END, DONE)
 
 
 def store_unfinished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
     """Store a turn's message so far. It has no place in the order yet."""
-    _put(tx, agent_id, message, position=UNPLACED, status=STREAMING)
+    tx.execute(_PUT_UNFINISHED, {"agent_id": agent_id, **message})
 
 
 def store_finished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
     """Store a turn's message for good, after everything that was added meanwhile."""
-    _put(tx, agent_id, message, position=_end_of(agent_id), status=DONE)
+    tx.execute(_PUT_FINISHED, {"agent": agent_id, "agent_id": agent_id, **message})
 
 
-def _put(tx: Tx, agent_id: str, message: dict[str, Any], **placed: Any) -> None:
-    statement = tx.insert(messages).values(agent_id=agent_id, **message, **placed)
-    changed = {"parts": message["parts"], "metadata": message.get("metadata"), **placed}
-    tx.execute(statement.on_conflict_do_update(index_elements=["agent_id", "message_id"], set_=changed))
+_GET = select(messages).where(_MINE)
+_IN_ORDER = select(messages).where(_OF_AGENT).order_by(messages.c.position, messages.c.seq)
 
 
 def get(tx: Tx, agent_id: str, message_id: str) -> Row[Any] | None:
     """One message."""
-    statement = select(messages).where(messages.c.agent_id == agent_id, messages.c.message_id == message_id)
-    return tx.execute(statement).first()
+    return tx.execute(_GET, {"agent": agent_id, "message": message_id}).first()
 
 
 def of(tx: Tx, agent_id: str) -> list[Row[Any]]:
     """All messages of an agent in their order, the unfinished one last."""
-    statement = (
-        select(messages).where(messages.c.agent_id == agent_id).order_by(messages.c.position, messages.c.seq)
-    )
-    return list(tx.execute(statement))
+    return list(tx.execute(_IN_ORDER, {"agent": agent_id}))
+
+
+_REMOVE = delete(messages).where(_MINE)
+_REMOVE_ALL = delete(messages).where(_OF_AGENT)
 
 
 def remove(tx: Tx, agent_id: str, message_id: str) -> None:
     """Delete one message."""
-    tx.execute(delete(messages).where(messages.c.agent_id == agent_id, messages.c.message_id == message_id))
+    tx.execute(_REMOVE, {"agent": agent_id, "message": message_id})
 
 
 def remove_all(tx: Tx, agent_id: str) -> int:
     """Delete every message of an agent, and say how many there were."""
-    return tx.execute(delete(messages).where(messages.c.agent_id == agent_id)).rowcount
+    return tx.execute(_REMOVE_ALL, {"agent": agent_id}).rowcount
+
+
+_SETTLE = (
+    update(messages)
+    .where(
+        _OF_AGENT,
+        messages.c.status == STREAMING,
+        or_(_MESSAGE.is_(None), messages.c.message_id == _MESSAGE),
+    )
+    .values(position=_END, status=DONE)
+)
 
 
 def settle_all(tx: Tx, agent_id: str, message_id: str | None = None) -> None:
     """Give an agent's unfinished messages (or that one), as they are stored, their place in the order."""
-    statement = update(messages).where(messages.c.agent_id == agent_id, messages.c.status == STREAMING)
-    if message_id is not None:
-        statement = statement.where(messages.c.message_id == message_id)
-    tx.execute(statement.values(position=_end_of(agent_id), status=DONE))
+    tx.execute(_SETTLE, {"agent": agent_id, "message": message_id})

@@ -4,7 +4,7 @@ SQLAlchemy takes several times as long to build a statement as to run one that i
 hot paths are constants with named parameters, and :meth:`Tx.execute` gets the values.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     BindParameter,
     Executable,
+    Integer,
     Table,
     UpdateBase,
     bindparam,
@@ -34,6 +35,9 @@ ZERO = timedelta(0)
 
 HOST_TIME = "think_now"
 """The parameter that every transaction gives: the host's time, or nothing where the database's clock counts."""
+
+AT_MOST: BindParameter[int] = bindparam("at_most", type_=Integer())
+"""The parameter for the LIMIT of a look at many rows."""
 
 Statement = Executable | Mapping[str, Executable]
 """A statement, or one for each database by the name of its dialect."""
@@ -66,7 +70,7 @@ def now(plus: timedelta | ColumnElement[timedelta] = ZERO) -> ColumnElement[date
     if isinstance(plus, timedelta):
         moved = present + plus // MICROSECOND if plus else present
     else:
-        moved = present + type_coerce(plus, BigInteger)
+        moved = present + cast(plus, BigInteger)  # type_coerce would take the parameter for a number
     return type_coerce(select(moved).scalar_subquery(), UtcDateTime)
 
 
@@ -75,16 +79,22 @@ def span(name: str) -> ColumnElement[timedelta]:
     return bindparam(name, type_=Span)
 
 
+def on_each(make: Callable[[Any], Executable]) -> Statement:
+    """A statement for each database, whose ``insert`` function *make* is given: it has ``on_conflict_…``."""
+    return {"postgresql": make(postgresql.insert), "sqlite": make(sqlite.insert)}
+
+
 def insert_new(table: Table, *returning: ColumnElement[Any], **values: Any) -> Statement:
     """An INSERT that changes nothing where an index or constraint has such a row already.
 
     Columns that are not among *values* are given when it is run. Returned is the new row, or *returning* of it;
     nothing where there was one (the count of rows of an INSERT is not known on PostgreSQL).
     """
-    return {
-        dialect: insert(table).values(values).on_conflict_do_nothing().returning(*(returning or table.c))
-        for dialect, insert in (("postgresql", postgresql.insert), ("sqlite", sqlite.insert))
-    }
+    return on_each(
+        lambda insert: (
+            insert(table).values(values).on_conflict_do_nothing().returning(*(returning or table.c))
+        )
+    )
 
 
 _names: WeakKeyDictionary[Executable, frozenset[str]] = WeakKeyDictionary()
