@@ -85,7 +85,12 @@ def say_at_signals(word: Word) -> None:
 
 def _say_first(word: Word, handler: Callable[..., Any], *frame: Any) -> None:
     word.say()
-    handler(*frame)
+    try:
+        handler(*frame)
+    except NotImplementedError:
+        # Celery ends tasks in a cold shutdown, and not every pool can. In the solo pool that would be raised in
+        # the middle of the work.
+        logger.info("this pool can't end what it works on; that is handed over")
 
 
 # --- in a child of the prefork pool ---------------------------------------------------------------
