@@ -42,6 +42,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--tiny", action="store_const", const="tiny", dest="size", help="a try of the code; no page"
     )
     parser.add_argument("--json", metavar="PATH", type=Path, help="write every figure to this file as well")
+    parser.add_argument(
+        "--page",
+        metavar="PATH",
+        type=Path,
+        help="write the page here, whatever was measured (full: docs/performance.md)",
+    )
     parser.add_argument("--peers", action="store_true", help="DBOS and Absurd as well, installed from PyPI")
     parser.set_defaults(size="full")
     told = parser.parse_args(given)
@@ -83,8 +89,8 @@ def main() -> int:
     print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
     if told.json:
         report.write(told.json, report.as_json(rows, facts))
-    if whole and size.name == "full" and set(OURS) <= set(told.only):
-        report.write(PAGE, report.page(rows, facts, size.rounds))
+    if told.page or (whole and size.name == "full" and set(OURS) <= set(told.only)):
+        report.write(told.page or PAGE, report.page(rows, facts, size.rounds))
     return 0 if whole else 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.figures import check, until
 from benchmarks.place import Scene
-from benchmarks.project import Answer1, Nobodys
+from benchmarks.project import Answer1, Nobodys, Waiter
 from benchmarks.wake import park
 from think_celery.ids import AgentRef, WorkflowRef, new_id
 
@@ -29,10 +29,14 @@ def parked_id(number: int) -> str:
 def parked(scene: Scene, count: int) -> None:
     """So many workflows that wait for an event. A worker must be there to park the first."""
     park(scene, "model", 1)
-    key = WorkflowRef("Waiter", "model-0").key
+    key = WorkflowRef(Waiter.workflow_name, "model-0").key
     ids = [parked_id(number) for number in range(count)]
     _given(
-        scene, ((WorkflowRef("Waiter", it).key, it, f"parked-agent-{it}") for it in ids), "key", "id", "agent"
+        scene,
+        ((WorkflowRef(Waiter.workflow_name, it).key, it, f"parked-agent-{it}") for it in ids),
+        "key",
+        "id",
+        "agent",
     )
     _copied(
         scene,
@@ -51,13 +55,13 @@ def history(scene: Scene, count: int) -> list[str]:
     agent = scene.agent(Answer1, "talker")
     submission_id = agent.submit_messages("Triage this report.").submission_id
     until(lambda: agent.inspect_submission(submission_id).status == "completed", 60, "a turn")
-    mine = AgentRef("Answer1", "talker").id
+    mine = AgentRef(Answer1.agent_class, "talker").id
     user, assistant = (
         scene.ask("SELECT seq FROM think_messages WHERE agent_id = %s AND role = %s", mine, role)
         for role in ("user", "assistant")
     )
     names = [f"talker-{number}" for number in range(max(1, count // PER_AGENT))]
-    refs = [AgentRef("Answer1", name) for name in names]
+    refs = [AgentRef(Answer1.agent_class, name) for name in names]
     _given(scene, ((ref.id, ref.name, "") for ref in refs), "id", "name", "nothing")
     _copied(scene, "think_agents", "id = %s", mine, {"id": "g.id", "name": "g.name"})
     _copied(scene, "think_lines", "agent_id = %s", mine, {"agent_id": "g.id"})
@@ -99,7 +103,7 @@ def waiting_heads(scene: Scene, count: int) -> None:
         "knock_at": f"m.knock_at + {_FIVE_MINUTES}",
         "knocks": str(SETTLED_KNOCKS),
     }
-    _waiting(scene, "Nobodys", (f"nobodys-{number}" for number in range(count)), fresh)
+    _waiting(scene, Nobodys.agent_class, (f"nobodys-{number}" for number in range(count)), fresh)
 
 
 def nobodys_queue(scene: Scene) -> str:

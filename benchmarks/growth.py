@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks import fill
 from benchmarks.figures import Budget, Row, Size, at_most, check, p50, ratio_at_most, sampled, until
@@ -13,6 +13,7 @@ from benchmarks.turn import turn
 from think_celery.domain import tick
 
 GROWTH = ratio_at_most(1.3)
+_SUBMISSION = "SELECT status FROM think_submissions WHERE id = %s"
 _RUN = "SELECT status FROM think_workflows WHERE workflow_id = %s"
 
 
@@ -49,23 +50,38 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
         for side in (small, large):
             fill.waiting_behind(side.scene, side.rows)
         yield from _compared(size, small, large, f"+ {told} submissions behind heads", {"event → end": _wake})
-        yield from _idle(size, small, large, f"{told} parked, {told} behind heads", at_most(0, "messages"))
+        held = f"{told} parked, {told} behind heads"
+        yield _lost(size, small, large, held)
+        yield from _idle(size, small, large, held, at_most(0, "messages"))
         for side in (small, large):
             fill.waiting_heads(side.scene, side.rows)
-        yield from _compared(size, small, large, f"+ {told} heads of a queue without worker", {})
-        yield from _idle(size, small, large, f"the same + {told} such heads", None)
+        # The tick has work now, so its pass takes as long as it may; what counts is what others notice.
+        yield from _compared(
+            size, small, large, f"+ {told} heads of a queue without worker", {}, tick_budget=None
+        )
+        held = f"the same + {told} such heads"
+        yield _lost(size, small, large, held)
+        yield from _idle(size, small, large, held, None)
 
 
 Operation = Callable[[Side, str], float]
 
 
-def _compared(size: Size, small: Side, large: Side, held: str, more: dict[str, Operation]) -> Iterator[Row]:
+def _compared(
+    size: Size,
+    small: Side,
+    large: Side,
+    held: str,
+    more: dict[str, Operation],
+    tick_budget: Budget | None = GROWTH,
+) -> Iterator[Row]:
     operations: dict[str, Operation] = {"turn": _turn, "workflow start → park → event → end": _flow, **more}
     for side in (small, large):
         side.scene.run("ANALYZE")  # as autovacuum does a minute after so many rows were inserted
     for what, operation in operations.items():
         yield _row(f"{what}, {held}", size, operation, size.pick(1, 8, 15), small, large)
-    yield _row(f"pass of the tick, {held}", size, _tick, size.pick(1, 5, 10), small, large)
+    passes = _row(f"pass of the tick, {held}", size, _tick, size.pick(1, 5, 10), small, large)
+    yield replace(passes, budget=tick_budget)
 
 
 def _row(what: str, size: Size, operation: Operation, each: int, small: Side, large: Side) -> Row:
@@ -101,12 +117,7 @@ def _talk(side: Side, name: str) -> float:
     before, began = len(agent.messages), time.perf_counter()
     submission_id = agent.submit_messages("Triage this report.").submission_id
     ended = until(
-        lambda: (
-            side.scene.ask("SELECT status FROM think_submissions WHERE id = %s", submission_id) == "completed"
-        ),
-        30,
-        "a turn",
-        every=0.0005,
+        lambda: side.scene.ask(_SUBMISSION, submission_id) == "completed", 30, "a turn", every=0.0005
     )
     check(len(agent.messages) == before + 2, "the answer is not there")
     return (ended - began) * 1000
@@ -137,6 +148,47 @@ def _tick(side: Side, name: str) -> float:
     began = time.perf_counter()
     tick.run(side.scene.rt)
     return (time.perf_counter() - began) * 1000
+
+
+# --- what only the tick finds ---------------------------------------------------------------------
+
+
+def _lost(size: Size, small: Side, large: Side, held: str) -> Row:
+    """A turn whose message never came to the broker, so the tick has to find it: seconds, both sides at once."""
+    taken = [_found_by_the_tick((small, large)) for _ in range(size.pick(1, 1, 4))]
+    return Row(
+        what=f"turn whose message was lost, {held}",
+        unit="s",
+        ours=[ours for _, ours in taken],
+        floor=[floor for floor, _ in taken],
+        floor_name=f"with {small.rows:,}",
+        budget=at_most(LOST_SECONDS, "s"),
+    )
+
+
+LOST_SECONDS = 3.2
+"""Two seconds until a message counts as missed, a tick, and the turn."""
+
+
+def _found_by_the_tick(sides: tuple[Side, Side]) -> list[float]:
+    waiting: dict[str, tuple[Side, float]] = {}
+    for side in sides:
+        knock, side.scene.rt.knock = side.scene.rt.knock, lambda _: None
+        began = time.perf_counter()
+        submitted = side.scene.agent(Answer1, f"lost-{began}").submit_messages("Triage this report.")
+        side.scene.rt.knock = knock
+        waiting[submitted.submission_id] = side, began
+    took = dict.fromkeys(waiting, 0.0)
+
+    def all_found() -> bool:
+        for submission_id, (side, began) in waiting.items():
+            done = side.scene.ask(_SUBMISSION, submission_id) == "completed"
+            if done and not took[submission_id]:
+                took[submission_id] = time.perf_counter() - began
+        return all(took.values())
+
+    until(all_found, 300, "turns that the tick has to find")
+    return list(took.values())
 
 
 # --- doing nothing --------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ from benchmarks.place import Place, Scene, threads
 from benchmarks.processes import resident_bytes
 from benchmarks.wake import park
 
+NOTHING = 1024
+"""A megabyte more after a thousand workflows is what a process gains and loses by itself."""
+
 _BYTES = """
     SELECT sum(pg_total_relation_size(it)) FROM unnest(ARRAY['think_workflows', 'think_steps', 'think_events']) it
 """
@@ -14,9 +17,9 @@ _BYTES = """
 
 def measure(place: Place, size: Size) -> Iterator[Row]:
     """Workflows started and parked by the engine, with their indexes and what updates left behind."""
-    count = size.pick(5, 300, 2000)
+    warm_up, count = size.pick(5, 300, 1000), size.pick(5, 300, 2000)
     with place.scene() as scene, scene.worker(threads(size)) as worker:
-        park(scene, "first", size.pick(5, 300, 500))
+        park(scene, "first", warm_up)
         stored, resident = _bytes(scene), resident_bytes(worker.pid)
         park(scene, "more", count)
         rows, memory = (_bytes(scene) - stored) / count, (resident_bytes(worker.pid) - resident) / count

@@ -24,7 +24,7 @@ from benchmarks.processes import children
 from benchmarks.workerapp import STAMPS, make_app
 from tests import servers
 from think_celery.app import ThinkCelery
-from think_celery.runtime import Runtime
+from think_celery.runtime import Runtime, set_current
 from think_celery.store.migrate import upgrade
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +92,6 @@ def place() -> Iterator[Place]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="think-bench-")))
         postgres = stack.enter_context(servers.postgres(upgrade))
         broker = stack.enter_context(servers.redis_server())
-        os.environ["BENCH_FOLDER"] = str(folder)
         yield Place(postgres, broker, folder)
 
 
@@ -150,6 +149,7 @@ class Scene:
             "THINK_DATABASE_URL": self.url,
             "BENCH_BROKER": self.broker,
             "BENCH_QUEUE": self.queue,
+            "BENCH_FOLDER": str(self.folder),
             "BENCH_MARK": mark,
             **environment,
         }
@@ -170,6 +170,7 @@ class Scene:
 @contextlib.contextmanager
 def _scene(url: str, broker: str, queue: str, folder: Path) -> Iterator[Scene]:
     upgrade(url)
+    before = set_current(None)
     app = make_app(broker, queue, url)
     think = ThinkCelery(app)
     conn = psycopg.connect(servers.plain_url(url), autocommit=True)
@@ -188,6 +189,7 @@ def _scene(url: str, broker: str, queue: str, folder: Path) -> Iterator[Scene]:
     finally:
         think.close()
         app.close()
+        set_current(before)
         conn.close()
         server.flushdb()  # the whole numbered database is this run's own
         server.close()

@@ -47,19 +47,19 @@ class InstantModel:
         yield Finish("stop", "stop", Usage(1, self._chunks, self._chunks + 1))
 
 
-class Answer1(Think):
+class Answer1(Think, name="bench-answer-1"):
     """Its turns are answered in one chunk."""
 
     model = InstantModel(1)
 
 
-class Answer20(Think):
+class Answer20(Think, name="bench-answer-20"):
     """Its turns are answered in 20 chunks."""
 
     model = InstantModel(20)
 
 
-class Answer200(Think):
+class Answer200(Think, name="bench-answer-200"):
     """Its turns are answered in 200 chunks."""
 
     model = InstantModel(200)
@@ -75,7 +75,7 @@ class Draft(BaseModel):
     labels: list[str]
 
 
-class Steps(ThinkWorkflow):
+class Steps(ThinkWorkflow, name="bench-steps"):
     """So many steps that do nothing; its output says when the first began and the last was stored."""
 
     def run(self, event: Any, step: Any) -> dict[str, float]:
@@ -90,7 +90,7 @@ def nothing() -> None:
     """What such a step does."""
 
 
-class Waiter(ThinkWorkflow):
+class Waiter(ThinkWorkflow, name="bench-waiter"):
     """Waits for one event, as long as thirty days; its output says when it went on."""
 
     def run(self, event: Any, step: Any) -> dict[str, float]:
@@ -99,7 +99,7 @@ class Waiter(ThinkWorkflow):
         return {"went_on": time.monotonic()}
 
 
-class Asker(ThinkWorkflow):
+class Asker(ThinkWorkflow, name="bench-asker"):
     """One prompt."""
 
     def run(self, event: Any, step: Any) -> str:
@@ -132,7 +132,7 @@ class SlowModel:
             yield TextDelta(CHUNK)
 
 
-class Patient(Think):
+class Streams(Think, name="bench-streams"):
     """Its first turn goes on until its worker dies or stops."""
 
     def get_model(self) -> SlowModel:
@@ -140,7 +140,7 @@ class Patient(Think):
         return SlowModel(self.name)
 
 
-class Nobodys(Think):
+class Nobodys(Think, name="bench-nobodys"):
     """Its turns go to a queue that no worker serves."""
 
     queue = "nobody"

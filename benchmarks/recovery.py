@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from benchmarks.figures import Row, Size, at_most, until
 from benchmarks.place import PREFORK, Place, Scene, Worker, threads
 from benchmarks.processes import children
-from benchmarks.project import Patient
+from benchmarks.project import Streams
 
 LEASE = 15.0
 SHORT_LEASE = 3.0
@@ -80,8 +80,8 @@ class _Pair:
     def goes_on_after(self, end: End) -> float:
         """Seconds from the end of whoever streams a turn until somebody else has claimed it."""
         self._complete()
-        name = f"patient-{time.monotonic_ns()}"
-        agent = self._scene.agent(Patient, name)
+        name = f"streams-{time.monotonic_ns()}"
+        agent = self._scene.agent(Streams, name)
         submission_id = agent.submit_messages("Take your time.").submission_id
         asked = self._scene.folder / f"asked-{name}"
         until(lambda: asked.exists() and asked.read_text(), 30, "a turn that streams")

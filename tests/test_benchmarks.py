@@ -10,6 +10,7 @@ from benchmarks import __main__ as command
 from benchmarks import fill, report
 from benchmarks.figures import SIZES, Row, at_least, at_most, in_turn, ratio_at_least, ratio_at_most
 from benchmarks.place import Place, place, threads
+from benchmarks.project import Answer1, Nobodys, Waiter
 from think_celery.ids import AgentRef, WorkflowRef
 
 FRESH = {
@@ -60,7 +61,7 @@ class TestMeasurements:
             fill.parked(scene, 3)
             (talker,) = fill.history(scene, 100)
             fill.waiting_heads(scene, 2)
-            real = scene.agent(fill.Nobodys, "real").submit_messages("Triage this report.").submission_id
+            real = scene.agent(Nobodys, "real").submit_messages("Triage this report.").submission_id
 
             def row(table: str, where: str, *values: object) -> dict[str, object]:
                 found = scene.conn.execute(f"SELECT to_json(t) FROM {table} t WHERE {where}".encode(), values)
@@ -69,16 +70,18 @@ class TestMeasurements:
                     it["messages"] = re.sub(r'"(id|createdAt)":"[^"]+"', "", it["messages"])
                 return {name: value for name, value in it.items() if name not in FRESH[table] | MADE_AT}
 
-            made, filled = (WorkflowRef("Waiter", it).key for it in ("model-0", fill.parked_id(2)))
+            made, filled = (
+                WorkflowRef(Waiter.workflow_name, it).key for it in ("model-0", fill.parked_id(2))
+            )
             assert row("think_workflows", "key = %s", made) == row("think_workflows", "key = %s", filled)
             assert row("think_steps", "workflow_key = %s", made) == row(
                 "think_steps", "workflow_key = %s", filled
             )
             one = "agent_id = %s AND role = %s LIMIT 1"
             for role in ("user", "assistant"):
-                spoken, copied = (AgentRef("Answer1", name).id for name in ("talker", talker))
+                spoken, copied = (AgentRef(Answer1.agent_class, name).id for name in ("talker", talker))
                 assert row("think_messages", one, spoken, role) == row("think_messages", one, copied, role)
-            waiting = AgentRef("Nobodys", "nobodys-1").id
+            waiting = AgentRef(Nobodys.agent_class, "nobodys-1").id
             assert row("think_submissions", "id = %s", real) == row(
                 "think_submissions", "agent_id = %s", waiting
             )
