@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from sqlalchemy import text
 
 from think_celery import Think, ThinkWorkflow
+from think_celery.errors import WorkflowTimeoutError
 from think_celery.tools import ToolContext, tool
 
 EFFECTS = "CRASH_EFFECTS"
@@ -88,3 +89,15 @@ SAGA = {
     "sent": "send done",
 }
 """What a saga returns that went well."""
+
+
+class Patient(ThinkWorkflow[Scribe, dict[str, Any]]):
+    """Waits for what never comes, as long as its params say."""
+
+    def run(self, event: Any, step: Any) -> str:
+        """Wait."""
+        try:
+            step.wait_for_event("never", type="never", timeout=event.payload["seconds"])
+        except WorkflowTimeoutError:
+            return "timed out"
+        return "it came"
