@@ -117,6 +117,12 @@ class Brood:
         self._thread.join(timeout=10)
 
 
+def children_of(pool: Any) -> set[int]:
+    """The pids of a prefork pool's children; none once it has stopped."""
+    inner = getattr(pool, "_pool", None)
+    return set() if inner is None else {child.pid for child in list(inner._pool)}
+
+
 class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
     """Added to the worker of each app that ``ThinkCelery`` wires. It stops before the pool does."""
 
@@ -154,7 +160,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         ticker = Ticker(think.runtime, forgotten=is_in_memory(parent.app), beside=revocations.look)
         self._running = [revocations, ticker]
         if self._forks:
-            self._running.append(Brood(think.runtime, lambda: set(parent.pool.info["processes"])))
+            self._running.append(Brood(think.runtime, lambda: children_of(parent.pool)))
         for each in self._running:
             each.start()
         brokers.warn(parent.app, parent.pool_cls)
@@ -168,3 +174,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         """Stop ticking."""
         for each in reversed(self._running):
             each.stop()
+
+    def terminate(self, parent: Any) -> None:
+        """The same at a cold shutdown."""
+        self.stop(parent)

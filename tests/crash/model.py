@@ -15,7 +15,7 @@ from think_celery.domain.requests import GO_ON
 
 FINAL = "All of it is done and nothing was done twice so far as anybody can tell from here"
 ANSWER = {"title": "A title", "labels": ["one", "two"]}
-PACES = {"slowly": 0.15, "slowest": 0.6}
+PACES = {"slowly": 0.15, "slowest": 0.6, "glacially": 1.5}
 """Words of a plan that say how many seconds each word of the final text takes; what was cut goes on slowly."""
 
 

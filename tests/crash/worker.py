@@ -184,7 +184,7 @@ POOLS = ("prefork", "threads", "gevent", "solo")
 
 def run_celery() -> None:
     """A worker as ``celery -A … worker --pool …`` starts it."""
-    quiet = ["--loglevel", "info", "--without-mingle", "--without-gossip"]
+    quiet = ["--loglevel", "info", "--without-mingle", "--without-gossip", "--hostname", f"{os.getpid()}@%h"]
     make_app().worker_main(["worker", "--pool", os.environ["CRASH_KIND"], *quiet])
 
 

@@ -1,0 +1,46 @@
+"""Real Celery workers of each pool, several scenarios at a time, each on a stage of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crash.conftest import (
+    MakeStage,
+    Theatre,
+    children,
+    make_stage,
+    pace,
+    pytest_pyfunc_call,
+    stage,
+    theatre_of,
+)
+from tests.crash.model import answer, text_of
+from tests.providers.server import HANG, ModelServer, Response, stream
+
+__all__ = ["children", "make_stage", "pace", "pytest_pyfunc_call", "stage"]
+
+
+def reply(body: dict[str, Any]) -> Response:
+    """What the model of the crash tests says, but nothing after the headers where the prompt is ``silent``."""
+    silent = any("silent" in text_of(message) for message in body["messages"])
+    return stream(HANG) if silent else answer(body)
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[ModelServer]:
+    with ModelServer() as server:
+        server.respond = reply
+        yield server
+
+
+@pytest.fixture(scope="session")
+def theatre(request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[Theatre]:
+    yield from theatre_of(Path(__file__).parent, request, make_stage)
+
+
+@pytest.fixture(params=[pytest.param("postgresql", marks=pytest.mark.services)])
+def database(request: pytest.FixtureRequest) -> str:
+    """Where a test does not say otherwise, its stage is on PostgreSQL."""
+    return str(request.param)

@@ -1,0 +1,106 @@
+"""The same in every pool: work is done, deadlines hold, and a worker that stops hands over and signs off."""
+
+import re
+import signal
+import time
+
+import pytest
+
+from tests.crash.model import FINAL
+from tests.crash.stage import BOUND, Stage
+from tests.crash.test_celery_worker import publisher
+from tests.crash.worker import POOLS
+from tests.pools.scenes import alive, begin, connect, ended, hand, queue_of, row_of
+
+READY = re.compile(r"(\d+@\S+) ready")
+EVERY_POOL = pytest.mark.parametrize("pool", POOLS)
+
+
+@EVERY_POOL
+class TestEveryPool:
+    def test_work_is_done_and_nothing_is_left(self, stage: Stage, redis_url: str, pool: str) -> None:
+        """FR-11: a workflow and three turns in a row, whose tool has an HTTP client; then the worker signs off."""
+        worker = begin(stage, pool, redis_url)
+        connect(stage, redis_url)
+
+        stage.start_saga("do: note")
+        stage.send_go()
+        agent = hand(stage)
+        turns = [agent.submit_messages("do: visit").submission_id for _ in range(3)]
+        stage.until(lambda: stage.saga_ended() and ended(stage, *turns), BOUND, what="ended")
+
+        stage.check_saga("do: note", None)
+        assert {row_of(stage, turn).status for turn in turns} == {"completed"}
+        visits = [line["pid"] for line in stage.effects() if line["what"] == "visit"]
+        assert len(visits) == 3
+        assert len(set(visits)) == 1
+        assert len(alive(stage)) == 1
+        worker.signal(signal.SIGTERM)
+        assert worker.wait(20) == 0, worker.output()
+        assert alive(stage) == []
+        assert "Traceback" not in worker.output()
+
+    def test_a_silent_server_meets_the_deadline(self, stage: Stage, redis_url: str, pool: str) -> None:
+        """FR-12: headers, then silence: within five seconds the turn ends in error, and its slot is free."""
+        stage.environment["THINK_TURN_TIMEOUT"] = "3"
+        begin(stage, pool, redis_url)
+        connect(stage, redis_url)
+
+        silent = hand(stage, "silent").submit_messages("do: silent").submission_id
+        stage.until(lambda: len(stage.requests()) == 1, BOUND, what="asked")
+        asked_at = time.monotonic()
+        after = hand(stage, "after").submit_messages("do:").submission_id
+        ended_at = stage.until(lambda: ended(stage, silent), BOUND, what="ended")
+        stage.until(lambda: ended(stage, after), BOUND, what="followed by the next turn")
+
+        assert stage.took(asked_at, ended_at) <= 5.0
+        assert (row_of(stage, silent).status, row_of(stage, silent).error_type) == ("error", "TurnTimeout")
+        assert row_of(stage, after).status == "completed"
+
+
+class TestHandingOver:
+    """A worker stops in the middle of an answer: another goes on there, and nobody waits for a lease."""
+
+    def play(self, stage: Stage, redis_url: str, pool: str, how: str) -> None:
+        """Stop the worker that streams, and see what the one beside it makes of it."""
+        first = begin(stage, pool, redis_url)
+        connect(stage, redis_url)
+        submission = stage.submit("do: note glacially").submission_id
+        stage.until(lambda: len(stage.requests()) == 2, BOUND, what="streaming")
+        begin(stage, "threads", redis_url)
+        stage.until(lambda: len(stage.messages()[-1].text) > 5, BOUND, what="stored in part")
+
+        told_at = time.monotonic()
+        if how == "control":
+            app, name = publisher(redis_url, queue_of(stage))._app, READY.search(first.output())
+            assert name
+            app.control.shutdown(destination=[name[1]], connection=app.connection_for_write())
+        else:
+            first.signal(getattr(signal, how))
+        taken_at = stage.until(stage.taken_over, BOUND, what="taken over")
+        cut = stage.messages()[-1].text
+        first.wait(30)
+
+        assert stage.took(told_at, taken_at) <= 2.0
+        assert stage.took(first.ended_at, taken_at) <= 1.0, stage.report()
+        assert cut
+        assert FINAL.startswith(cut)
+        stage.until(stage.turn_ended, 3 * BOUND, what="ended")
+        stage.check_answer("do: note glacially", stage.submission().message_id)
+        assert stage.submission().attempts == 1  # that of the second worker; the first one's does not count
+        assert stage.counts() == {"note": 1}
+        assert len(stage.requests()) == 3
+        log = "\n".join(worker.output() for worker in stage.workers)
+        assert log.count(f"submission {submission} is ") == 1
+        assert len(alive(stage)) == 1  # the other one's
+
+    @EVERY_POOL
+    @pytest.mark.parametrize("how", ["SIGTERM", "SIGQUIT"])
+    def test_a_signal(self, stage: Stage, redis_url: str, pool: str, how: str) -> None:
+        """FR-07: after SIGTERM and SIGQUIT the part is stored, and taken up before a second is over."""
+        self.play(stage, redis_url, pool, how)
+
+    @pytest.mark.parametrize("pool", ["prefork", "threads"])
+    def test_a_command(self, stage: Stage, redis_url: str, pool: str) -> None:
+        """``app.control.shutdown()`` sends no signal at all, and does the same."""
+        self.play(stage, redis_url, pool, "control")

@@ -1,0 +1,47 @@
+"""The gevent pool: what computes without a pause holds up the other greenlets, and never the lease."""
+
+import time
+
+from tests.crash.stage import BOUND, LEASE, Stage
+from tests.pools.scenes import alive, begin, begun, connect, ended, hand, listener, row_of
+
+LONG = 2 * LEASE + 3.0
+"""A greenlet's renewal would be missed, looked at twice, and its work taken over within this time."""
+
+
+class TestComputing:
+    def test_the_lease_is_kept(self, stage: Stage, redis_url: str) -> None:
+        """P8: for two leases and more no other greenlet runs, and no other worker takes the turn."""
+        stage.environment["POOLS_COMPUTE"] = str(LONG)
+        begin(stage, "gevent", redis_url, {"worker_concurrency": 10})
+        connect(stage, redis_url)
+        submission = hand(stage).submit_messages("do: compute").submission_id
+        stage.until(lambda: begun(stage, "compute"), BOUND, what="begun")
+        (process,) = alive(stage)
+        begin(stage, "threads", redis_url)  # it looks for who is out of time
+
+        beats = set()
+        while not ended(stage, submission):
+            beats |= {row.until for row in alive(stage) if row.id == process.id}
+            assert [row for row in alive(stage) if row.id == process.id], stage.report()
+            time.sleep(0.2)
+
+        assert len(beats) >= 2  # it has renewed meanwhile
+        row = row_of(stage, submission)
+        assert (row.status, row.attempts, row.takeovers) == ("completed", 1, 1)
+        assert [line["what"] for line in stage.effects()] == ["compute-begun", "compute"]
+        computed = stage.effects()[1]["at"] - stage.effects()[0]["at"]
+        assert computed >= LONG
+
+    def test_others_go_on_when_it_waits(self, stage: Stage, redis_url: str) -> None:
+        """Twenty turns wait at once in one thread, while as many others write to the live log and read it."""
+        stage.environment["POOLS_REST"] = "2"
+        begin(stage, "gevent", redis_url, {"worker_concurrency": 40})
+        connect(stage, redis_url)
+        began = time.monotonic()
+        resting = [hand(stage, f"{n}").submit_messages("do: rest").submission_id for n in range(20)]
+        listening = [listener(stage, f"{n}").submit_messages("?").submission_id for n in range(20)]
+        ended_at = stage.until(lambda: ended(stage, *resting, *listening), 3 * BOUND, what="ended")
+
+        assert {row_of(stage, turn).status for turn in (*resting, *listening)} == {"completed"}
+        assert stage.took(began, ended_at) < 20  # one after the other they would rest for 40 s

@@ -1,0 +1,220 @@
+"""Workers of one queue among themselves: duplicates, cancels, many threads, other containers, frozen ones."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.crash.model import FINAL
+from tests.crash.stage import BOUND, LEASE, Stage
+from tests.pools.scenes import (
+    alive,
+    begin,
+    begun,
+    connect,
+    ended,
+    environment,
+    freeze,
+    hand,
+    listener,
+    queue_of,
+    row_of,
+)
+from think_celery.domain import knocks
+from think_celery.store import tables
+
+ROOT = Path(__file__).parent.parent.parent
+TO_TWO_LOOKS = LEASE + 2 + 4
+
+
+class TestDuplicates:
+    def test_each_ends_quietly(self, stage: Stage, redis_url: str) -> None:
+        """FR-05: while a turn of three leases runs, a hundred messages for it start nothing and make no others."""
+        stage.environment["POOLS_REST"] = str(3 * LEASE + 1)
+        worker = begin(stage, "threads", redis_url, {"worker_concurrency": 2})
+        connect(stage, redis_url)
+        submission = hand(stage).submit_messages("do: rest").submission_id
+        stage.until(lambda: begun(stage, "rest"), BOUND, what="begun")
+        knock = knocks.for_submission(row_of(stage, submission))
+        received = f"Task {knock.task}[{submission}] received"
+        before = worker.output().count(received)
+
+        for _ in range(100):
+            stage.rt.knock(knock)
+        stage.until(lambda: worker.output().count(f"{submission}: busy") >= 100, BOUND, what="all refused")
+        stage.until(lambda: ended(stage, submission), 3 * BOUND, what="ended")
+
+        assert worker.output().count(received) - before <= 200
+        row = row_of(stage, submission)
+        assert (row.status, row.attempts, row.takeovers) == ("completed", 1, 1)
+        assert [line["what"] for line in stage.effects()] == ["rest-begun", "rest"]
+        with redis.Redis.from_url(redis_url) as server:
+            assert server.llen(queue_of(stage)) == 0
+
+
+class TestCancels:
+    def test_before_any_worker_runs(self, stage: Stage, redis_url: str) -> None:
+        """FR-08: cancelled while its message waits: the worker that gets it asks no model."""
+        connect(stage, redis_url)
+        agent = hand(stage)
+        cancelled = agent.submit_messages("do: visit").submission_id
+        assert agent.cancel_submission(cancelled)
+        after = agent.submit_messages("do:").submission_id
+
+        begin(stage, "threads", redis_url)
+        stage.until(lambda: ended(stage, after), BOUND, what="ended")
+
+        assert (row_of(stage, cancelled).status, row_of(stage, after).status) == ("aborted", "completed")
+        assert len(stage.requests()) == 1
+        assert stage.effects() == []
+
+    @pytest.mark.parametrize("pool", ["prefork", "gevent"])
+    def test_while_the_worker_stops(self, stage: Stage, redis_url: str, pool: str) -> None:
+        """FR-08: in a warm shutdown that a tool holds up, a cancel closes the other turn's connection at once."""
+        stage.environment["POOLS_REST"] = "6"
+        worker = begin(stage, pool, redis_url, {"worker_concurrency": 2})
+        connect(stage, redis_url)
+        resting = hand(stage, "resting").submit_messages("do: rest").submission_id
+        streaming = hand(stage, "streaming").submit_messages("do: slowest").submission_id
+        text = lambda: "".join(m.text for m in hand(stage, "streaming").messages[1:])  # noqa: E731
+        stage.until(lambda: begun(stage, "rest") and len(text()) > 5, BOUND, what="streaming")
+        (request,) = [
+            each
+            for each in stage._model.seen
+            if "slowest" in str(each.body) and each.body["model"] == stage.name
+        ]
+
+        worker.signal(signal.SIGTERM)
+        told_at = time.monotonic()
+        hand(stage, "streaming").cancel_submission(streaming)
+        stage.until(request.left.is_set, BOUND, what="closed")
+
+        assert stage.took(told_at, time.monotonic()) <= 2.0
+        assert worker.wait(30) == 0, worker.output()
+        assert row_of(stage, streaming).status == "aborted"
+        assert FINAL.startswith(text())
+        assert text()
+        assert row_of(stage, resting).status == "pending"  # its tool has ended, and its answer is another's
+        assert row_of(stage, resting).attempts == 0
+        assert [line["what"] for line in stage.effects()] == ["rest-begun", "rest"]
+        assert alive(stage) == []
+        assert all(row.process_id is None for row in stage.rows(tables.lines))
+
+
+class TestThreads:
+    def test_each_turn_reads_its_own_events(self, stage: Stage, redis_url: str) -> None:
+        """FR-10: two hundred turns in sixteen threads write to the live log and read it, over one client."""
+        worker = begin(stage, "threads", redis_url, {"worker_concurrency": 16})
+        connect(stage, redis_url)
+        turns = [listener(stage, f"{n % 40}").submit_messages("?").submission_id for n in range(200)]
+        stage.until(lambda: ended(stage, *turns), 8 * BOUND, what="ended")
+
+        assert {row_of(stage, turn).status for turn in turns} == {"completed"}
+        heard = [m.text for n in range(40) for m in listener(stage, f"{n}").messages if m.role == "assistant"]
+        assert len(heard) == len(set(heard)) == 200
+        assert all(text.endswith(" heard") for text in heard)
+        assert not re.search("ERROR|Traceback|can't be", worker.output())
+
+
+class TestElsewhere:
+    def test_another_container_is_not_declared_dead(self, stage: Stage, redis_url: str) -> None:
+        """P11: on the same machine, in a pid namespace of its own: its pid is nobody's here, or another's."""
+        log = stage.folder / "elsewhere.log"
+        stage.environment["POOLS_REST"] = "5"
+        given = environment(stage, redis_url, None, log, CRASH_KIND="threads")
+        with log.open("w") as output:
+            first = subprocess.Popen(
+                [*in_a_namespace(), sys.executable, "-m", "tests.crash.worker"],
+                cwd=ROOT,
+                env=given,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            stage.until(lambda: Path(f"{log}.ready").exists(), 30, what="ready")
+            connect(stage, redis_url)
+            submission = hand(stage).submit_messages("do: rest").submission_id
+            stage.until(lambda: begun(stage, "rest"), BOUND, what="begun")
+            begin(stage, "threads", redis_url)
+            (there,) = [row for row in alive(stage) if row.host["namespace"] != own_namespace()]
+            assert there.host["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            stage.until(lambda: ended(stage, submission), 2 * BOUND, what="ended")
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+            first.wait(10)
+
+        assert [row.dead for row in stage.processes() if row.id == there.id] == [False]
+        row = row_of(stage, submission)
+        assert (row.status, row.attempts, row.takeovers) == ("completed", 1, 1)
+        assert [line["what"] for line in stage.effects()] == ["rest-begun", "rest"]
+
+
+def own_namespace() -> str:
+    """The pid namespace of this process."""
+    return os.readlink("/proc/self/ns/pid")
+
+
+def in_a_namespace() -> list[str]:
+    """What starts a program in a pid namespace of its own: as root, or as whoever may be root in one of users."""
+    unshare = shutil.which("unshare") or "unshare"
+    plain = [unshare, "--pid", "--fork", "--mount-proc", "--kill-child"]
+    for command in (plain, [*plain, "--user", "--map-root-user"]):
+        if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+            return command
+    pytest.fail("no pid namespace can be made here; run this as root, or allow user namespaces")
+
+
+class TestFrozen:
+    def test_a_gevent_worker_writes_nothing_after(self, stage: Stage, redis_url: str) -> None:
+        """SIGSTOP past its lease, a takeover, SIGCONT: what the other one wrote stays as it is."""
+        first = begin(stage, "gevent", redis_url)
+        connect(stage, redis_url)
+        stage.submit("do: note slowest")
+        stage.until(lambda: stored(stage), BOUND, what="streaming")
+        freeze(first.pid)
+        begin(stage, "threads", redis_url)
+        stage.until(stage.taken_over, TO_TWO_LOOKS, what="taken over")
+
+        first.thaw()
+        stage.until(lambda: "lease was lost" in first.output(), BOUND, what="noticed")
+        stage.until(stage.turn_ended, 3 * BOUND, what="ended")
+        before = stage.stored()
+        time.sleep(1.5)
+
+        assert stage.stored() == before
+        stage.check_answer("do: note slowest", stage.submission().message_id)
+        assert len(stage.requests()) == 3
+        assert stage.counts() == {"note": 1}
+
+
+def stored(stage: Stage) -> Any:
+    """Whether a part of the answer is stored."""
+    messages = stage.messages()
+    return len(messages) == 2 and len(messages[-1].text) > 5
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+class TestTheBrokerInMemory:
+    @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+    def test_one_process_is_all_of_it(self, stage: Stage, pool: str) -> None:
+        """Pools that do not fork can have the broker memory://; the tick finds what was submitted elsewhere."""
+        stage.submit("do: note post")
+        worker = stage.start(pool)
+        worker.marked("ready")
+        stage.until(stage.turn_ended, BOUND, what="ended")
+        stage.check_answer("do: note post", None)
+        stage.start_saga("do:")
+        worker.signal(signal.SIGTERM)
+
+        assert worker.wait(20) == 0, worker.output()
+        assert alive(stage) == []
