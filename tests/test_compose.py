@@ -25,7 +25,7 @@ from think_celery.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "docker-compose.yml"
-PATIENCE = 60.0
+PATIENCE = 120.0
 VARIABLE = re.compile(r"\$\$|\$\{(?P<name>\w+):-(?P<default>[^}]*)\}")
 
 SUBMIT = """
@@ -174,9 +174,12 @@ class Containers:
                 process.kill()
                 process.wait(10)
 
-    def healthy(self, service: str, process: "subprocess.Popen[str]") -> None:
-        """Return once its health check says so."""
+    def healthy(self, service: str, process: "subprocess.Popen[str]", says: str) -> None:
+        """Return once its health check says so, which is not asked before the service *says* that it is there."""
         give_up_at = time.monotonic() + PATIENCE
+        while says not in (self.folder / f"{service}.log").read_text() and time.monotonic() < give_up_at:
+            assert process.poll() is None, (self.folder / f"{service}.log").read_text()
+            time.sleep(0.05)
         while (checked := self.check(service)).returncode:
             log = (self.folder / f"{service}.log").read_text()
             assert process.poll() is None, log
@@ -210,6 +213,7 @@ def containers(postgres: servers.Postgres, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.services
+@pytest.mark.timeout(300)  # some ten programs are started, one after the other
 class TestTheContainers:
     """Without Docker, in the order in which Compose starts them."""
 
@@ -228,7 +232,7 @@ class TestTheContainers:
         containers.run("migrate", containers.command("migrate"))
         before = containers.check("worker")
         with containers.started("worker") as worker:
-            containers.healthy("worker", worker)
+            containers.healthy("worker", worker, " ready.")
             submitted = containers.run("worker", [sys.executable, "-c", SUBMIT])
             result = containers.folder / "demo" / "results" / "7.json"
             give_up_at = time.monotonic() + PATIENCE
@@ -248,6 +252,6 @@ class TestTheContainers:
         assert set(containers.services["flower"]["environment"]) == {"CELERY_BROKER_URL"}
         before = containers.check("flower")
         with containers.started("flower") as flower:
-            containers.healthy("flower", flower)
+            containers.healthy("flower", flower, "Visit me at")
 
         assert before.returncode != 0
