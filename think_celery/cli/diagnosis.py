@@ -121,6 +121,7 @@ class Diagnosis:
             if self._worker is None:
                 self._rows(db, crew)
             self._pings(db, crew)
+            db.dispose()
         return self._findings
 
     def _add(self, check: str, seconds: float, look: Callable[[], list[Finding]]) -> bool:
