@@ -64,6 +64,6 @@ def submission_id_for(agent: AgentRef, idempotency_key: str) -> str:
     return named_id("submission", agent.agent_class, agent.name, idempotency_key)
 
 
-def advance_task_id(workflow: WorkflowRef, run: int, wakes: int) -> str:
-    """The Celery task id of one `advance`, so that a repeated knock reuses it."""
-    return named_id("advance", workflow.workflow, workflow.workflow_id, run, wakes)
+def advance_task_id(workflow_key: str, run: int, wakes: int) -> str:
+    """The Celery task id of one `advance`, so that a repeated knock reuses it. That of 0 wakes is the run's root."""
+    return named_id("advance", workflow_key, run, wakes)

@@ -240,8 +240,8 @@ class TestKnocks:
         first, second = heard
 
         assert first.kwargs == second.kwargs == {"workflow": "Flow", "workflow_id": "w1"}
-        assert first.task_id == first.root_id == second.root_id == advance_task_id(workflow.ref, 1, 0)
-        assert second.task_id == advance_task_id(workflow.ref, 1, 1)
+        assert first.task_id == first.root_id == second.root_id == advance_task_id(workflow.ref.key, 1, 0)
+        assert second.task_id == advance_task_id(workflow.ref.key, 1, 1)
 
     @pytest.mark.parametrize("status", ["queued", "waiting", "paused", "complete", "missing"])
     def test_a_knock_that_finds_no_work_says_why(self, t: ThinkTest, status: str):

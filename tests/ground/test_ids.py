@@ -45,9 +45,9 @@ def test_different_parts_name_different_ids():
         workflow.key,
         submission_id_for(AGENT, "a"),
         submission_id_for(AGENT, "b"),
-        advance_task_id(workflow, 1, 0),
-        advance_task_id(workflow, 1, 1),
-        advance_task_id(workflow, 2, 0),
+        advance_task_id(workflow.key, 1, 0),
+        advance_task_id(workflow.key, 1, 1),
+        advance_task_id(workflow.key, 2, 0),
         named_id("a", "bc"),
         named_id("ab", "c"),
     ]

@@ -17,7 +17,7 @@ RUN = WorkflowRef("Errand", "wf-1")
 @pytest.fixture
 def tasks(threads_story: Story, flower: Flower) -> dict[str, Any]:
     """What Flower knows of the tasks, once it knows the last."""
-    last = advance_task_id(RUN, 1, 2)
+    last = advance_task_id(RUN.key, 1, 2)
     until(lambda: flower.tasks().get(last, {}).get("state") == "SUCCESS", flower.output)
     return flower.tasks()
 
@@ -25,7 +25,7 @@ def tasks(threads_story: Story, flower: Flower) -> dict[str, Any]:
 class TestTheChain:
     def test_a_run_is_one(self, tasks: dict[str, Any]) -> None:
         """Each task of it has the run's first one as its root, and the one that woke it as its parent."""
-        first, second, third = (advance_task_id(RUN, 1, wakes) for wakes in range(3))
+        first, second, third = (advance_task_id(RUN.key, 1, wakes) for wakes in range(3))
         chain = {each["uuid"]: each for each in tasks.values() if each["root_id"] == first}
         names = {each["name"]: each for each in chain.values() if each["uuid"] not in (first, second, third)}
 
@@ -39,7 +39,7 @@ class TestTheChain:
 
     def test_what_it_shows(self, tasks: dict[str, Any], threads_story: Story) -> None:
         """Ids, and the word for how it went; of arguments the few that tell which row it is."""
-        last, slow = tasks[advance_task_id(RUN, 1, 2)], tasks[threads_story.ids["slow"]]
+        last, slow = tasks[advance_task_id(RUN.key, 1, 2)], tasks[threads_story.ids["slow"]]
 
         assert (last["name"], last["state"], last["result"]) == (
             "think.workflow.advance",
@@ -68,7 +68,7 @@ class TestErrorsAreRed:
 
     def test_a_workflow_that_failed(self, tasks: dict[str, Any]) -> None:
         """The same."""
-        failed = tasks[advance_task_id(WorkflowRef("Errand", "wf-2"), 1, 0)]
+        failed = tasks[advance_task_id(WorkflowRef("Errand", "wf-2").key, 1, 0)]
 
         assert failed["state"] == "FAILURE"
         assert failed["exception"] == "WorkflowFailed(\"Errand('wf-2')\", 'ValueError')"

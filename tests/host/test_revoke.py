@@ -136,7 +136,7 @@ class TestAnythingElse:
     def test_a_workflow_goes_on(self, world: World) -> None:
         """Its knocks have one id until it moves. Were they dropped, it would wait for as long as Celery remembers."""
         ref = WorkflowRef("Errand", "wf-revoked")
-        world.app.control.revoke([advance_task_id(ref, 1, wakes) for wakes in range(3)])
+        world.app.control.revoke([advance_task_id(ref.key, 1, wakes) for wakes in range(3)])
         until(lambda: "Tasks flagged as revoked" in world.worker.output(), world.report)
 
         world.agent("w").run_workflow(Errand, {"prompt": "say"}, workflow_id=ref.workflow_id)
@@ -150,7 +150,7 @@ class TestAnythingElse:
         world.agent("w").run_workflow(Errand, {"prompt": "say", "rest": 2}, workflow_id=ref.workflow_id)
         until(lambda: world.run(ref.workflow_id).status == "running", world.report)
 
-        first = advance_task_id(ref, 1, 0)
+        first = advance_task_id(ref.key, 1, 0)
         world.app.control.revoke(first, terminate=True, signal="SIGKILL")
         world.agent("w").send_workflow_event(Errand, ref.workflow_id, type="go")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from think_celery.ids import WorkflowRef, advance_task_id
+from think_celery.ids import advance_task_id
 from think_celery.protocols import Knock
 
 RUN_SUBMISSION = "think.submission.run"
@@ -21,36 +21,42 @@ def ids_in(arguments: dict[str, str]) -> dict[str, str]:
 
 
 def for_submission(row: Any) -> Knock:
-    """The knock that runs a submission."""
+    """The knock that runs a submission. It belongs to the run that waits for it, whoever knocks."""
     return Knock(
         task=RUN_SUBMISSION,
         task_id=row.id,
         kwargs={"submission_id": row.id},
         queue=row.queue,
+        root_id=_root(row.workflow_key, row.workflow_run) or row.id,
         shows={"submission": row.id, "agent": f"{row.agent_class}/{row.agent_name}"},
     )
 
 
 def for_workflow(row: Any, *, at: str | None = None) -> Knock:
     """The knock that takes a workflow further; *at* is the step that it waited at."""
-    ref = WorkflowRef(row.workflow, row.workflow_id)
     shows = {"workflow": row.workflow, "id": row.workflow_id}
     return Knock(
         task=ADVANCE_WORKFLOW,
-        task_id=advance_task_id(ref, row.run, row.wakes),
+        task_id=advance_task_id(row.key, row.run, row.wakes),
         kwargs={"workflow": row.workflow, "workflow_id": row.workflow_id},
         queue=row.queue,
-        root_id=advance_task_id(ref, row.run, 0),
+        root_id=_root(row.key, row.run),
         shows=shows if at is None else {**shows, "at": at},
     )
 
 
-def for_outbox(outbox_id: str, queue: str | None = None) -> Knock:
-    """The knock that delivers a piece of news."""
+def for_outbox(outbox_id: str, workflow_key: str, run: int, queue: str | None) -> Knock:
+    """The knock that delivers a piece of news to that run of a workflow."""
     return Knock(
         task=DELIVER_NEWS,
         task_id=outbox_id,
         kwargs={"outbox_id": outbox_id},
         queue=queue,
+        root_id=_root(workflow_key, run),
         shows={"outbox": outbox_id},
     )
+
+
+def _root(workflow_key: str | None, run: int | None) -> str | None:
+    """The first task of a run: all of the run's tasks are its chain."""
+    return advance_task_id(workflow_key, run, 0) if workflow_key is not None and run else None

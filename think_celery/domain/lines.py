@@ -112,7 +112,8 @@ def tell_workflow(
     )
     rt.failpoint("outbox:stored")
     if outbox_id is not None:
-        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, queue)))
+        knock = knocks.for_outbox(outbox_id, row.workflow_key, row.workflow_run, queue)
+        tx.after_commit(lambda: rt.knock(knock))
 
 
 def free(rt: Runtime, tx: Tx, lease: Lease) -> bool:

@@ -64,7 +64,7 @@ def knock_missed(rt: Runtime, limit: int) -> int:
         after = knock_again_after(news.knocks, watched=rt.broker_is_watched)
         if not outbox.knock_again(tx, news.id, news.knock_at, after, news.knocks + 1):
             return False
-        tx.after_commit(lambda: rt.knock(knocks.for_outbox(news.id, news.queue)))
+        tx.after_commit(lambda: rt.knock(knocks.for_outbox(news.id, news.workflow_key, news.run, news.queue)))
         return True
 
     return each_row(rt, "knock for news", rt.db.read(lambda tx: outbox.missed(tx, limit)), work)

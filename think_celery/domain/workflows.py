@@ -151,17 +151,18 @@ def _send_now(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedup
 def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
     row = workflows.get(tx, ref.key)
     queue = rt.settings.queue if row is None else row.queue
+    run = events.EARLY if row is None else row.run
     outbox_id = outbox.insert(
         tx,
         dedupe_key=dedupe_key,
         workflow_key=ref.key,
-        run=events.EARLY if row is None else row.run,
+        run=run,
         event_type=type,
         payload=text,
         queue=queue,
     )
     if outbox_id is not None:
-        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, queue)))
+        tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, ref.key, run, queue)))
 
 
 # --- looking and resuming -------------------------------------------------------------------------

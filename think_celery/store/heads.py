@@ -21,6 +21,8 @@ _KNOCK = (
     submissions.c.agent_id,
     submissions.c.agent_class,
     submissions.c.agent_name,
+    submissions.c.workflow_key,
+    submissions.c.workflow_run,
     submissions.c.status,
 )
 

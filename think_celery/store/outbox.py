@@ -87,7 +87,14 @@ def failed(tx: Tx, outbox_id: str, error: str, after: timedelta) -> None:
 def missed(tx: Tx, limit: int) -> list[Row[Any]]:
     """News whose knock seems lost, or whose next try is due."""
     statement = (
-        select(outbox.c.id, outbox.c.queue, outbox.c.knock_at, outbox.c.knocks)
+        select(
+            outbox.c.id,
+            outbox.c.workflow_key,
+            outbox.c.run,
+            outbox.c.queue,
+            outbox.c.knock_at,
+            outbox.c.knocks,
+        )
         .where(outbox.c.knock_at <= tx.now())
         .order_by(outbox.c.knock_at)
         .limit(limit)
