@@ -17,7 +17,7 @@ ERRORS = ROOT / "docs" / "errors.md"
 FEATURES = ROOT / "docs" / "reference" / "features.md"
 
 COVERED = {
-    *(f"A{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 18, 19, 20, 21, 22, 23)),
+    *(f"A{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 16, 17, 18, 19, 20, 21, 22, 23)),
     *(f"B{n}" for n in (1, 2, 3, 4, 5, 6, 12)),
 }
 """The promises that this version keeps."""
