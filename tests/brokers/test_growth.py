@@ -36,7 +36,8 @@ class TestGrowth:
         with Broker() as broker:
             client(stage, broker.url)
             conf: dict[str, Any] = {"result_backend": broker.url, "result_expires": 0} if backend else {}
-            start_worker(stage, broker.url, think_live_database_url=None, **conf).marked("ready")
+            worker = start_worker(stage, broker.url, worker_prefetch_multiplier=1 if backend else 2, **conf)
+            worker.marked("ready")
             at_first = [Instant._bound_to(stage.rt, f"agent-{number}") for number in range(AGENTS)]
             at_first[0].submit_messages("Hello")
             stage.until(lambda: all_completed(stage, 1), 10, what="completed")
@@ -58,6 +59,8 @@ class TestGrowth:
             assert live
             assert all(0 < broker.client.ttl(key) <= 600 for key in live)  # type: ignore[operator]
             assert not broker.client.keys("celery-task-meta*")
+            advised = worker.output().count("Set worker_prefetch_multiplier = 1.")
+            assert advised == (0 if backend else 1)  # a worker says it once
 
 
 def left(broker: Broker) -> dict[str, int]:

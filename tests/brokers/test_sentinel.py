@@ -107,16 +107,18 @@ class TestLosses:
         assert 0 < server.ttl(key) <= 86_400  # type: ignore[operator]
 
     def test_a_forked_child_asks_for_itself(self, redis_url: str, server: redis.Redis) -> None:
-        """It shares no connection with its parent, and both go on."""
+        """It shares no connection with its parent, and no lock: also if the fork came in the middle of a look."""
         watch = sentinel(redis_url)
         losses_seen(watch)
+        server.flushdb()
 
-        child = os.fork()
+        with watch._lock:
+            child = os.fork()
         if child == 0:
             os._exit(40 + losses_seen(watch))
         _, status = os.waitpid(child, 0)
 
-        assert os.waitstatus_to_exitcode(status) == 40
+        assert os.waitstatus_to_exitcode(status) == 41
         assert losses_seen(watch) == 0
 
 

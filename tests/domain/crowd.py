@@ -219,3 +219,19 @@ def broken(rt: Runtime, table: str, rows: str) -> Iterator[None]:
         yield
     finally:
         rt.db.transact(lambda tx: [tx.execute(text(statement)) for statement in drop])
+
+
+class Watch:
+    """A sentinel that is told whether the broker was emptied."""
+
+    def __init__(self, *, watching: bool = True) -> None:
+        self.watching, self.lost = watching, False
+
+    def look(self, when_lost: Callable[[], None]) -> None:
+        """Pass a loss on, once."""
+        if self.lost:
+            when_lost()
+            self.lost = False
+
+    def close(self) -> None:
+        """Nothing."""

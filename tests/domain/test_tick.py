@@ -10,6 +10,7 @@ from sqlalchemy import event, select, text, update
 
 from tests.domain.crowd import (
     Clerk,
+    Watch,
     at_once,
     broken,
     change,
@@ -99,21 +100,6 @@ class TestAdmission:
         tick.run(t.rt)
 
         assert knocked(t) == ["one"]
-
-
-class Watch:
-    """A sentinel that is told whether the broker was emptied."""
-
-    def __init__(self, *, watching=True):
-        self.watching, self.lost = watching, False
-
-    def look(self, when_lost):
-        if self.lost:
-            when_lost()
-            self.lost = False
-
-    def close(self):
-        """Nothing."""
 
 
 class TestMissedKnocks:
