@@ -204,6 +204,12 @@ class TestWhatItSays:
         assert said.level("broker") == "warning"
         assert "workers" not in said.findings
 
+    def test_a_worker_that_nobody_can_ask_is_not_called_well(self, sqlite_url: str) -> None:
+        """Over memory:// a health check of one worker would know nothing, and says so."""
+        said = doctor("--database-url", sqlite_url, "--worker", "celery@here")
+
+        assert (said.exit_code, said.level("broker"), said.level("workers")) == (1, "ok", "problem")
+
     def test_an_app_that_is_not_there_is_no_diagnosis(self) -> None:
         """Exit code 2: what was given can't be used."""
         assert CliRunner().invoke(main, ["doctor", "-A", "no.such.app"]).exit_code == 2

@@ -38,6 +38,10 @@ class _NoAnswer(Exception):
     """It did not come to an end in its time."""
 
 
+class _Unreachable(Exception):
+    """The broker can't be reached; the text says why."""
+
+
 class Attempt(Generic[T]):
     """Something that may hang, tried in a thread that is left behind if it does."""
 
@@ -77,7 +81,7 @@ def _found(check: str, seconds: float, look: Callable[[], list[Finding]]) -> lis
         return [
             problem(check, f"There was no answer within {seconds:g} seconds: it hangs, or is overloaded.")
         ]
-    except ThinkError as error:
+    except (ThinkError, _Unreachable) as error:
         return [problem(check, str(error))]
     except Exception as error:
         if is_away(error):
@@ -183,20 +187,17 @@ class Diagnosis:
 
         def look() -> list[Finding]:
             nonlocal crew
-            try:
-                found, crew = asked.result(until)
-            except _Unreachable as error:
-                return [problem("broker", str(error))]
+            found, crew = asked.result(until)
             return found
 
         if not self._add("broker", FIRST_LOOK_SECONDS, look):
             return crew
         if self._worker is None:
             self._add("broker", 0, lambda: self._advice(crew))
-        if crew.workers is not None:
+        if crew.workers is not None or self._worker is not None:
             self._add("workers", 0, lambda: self._workers(crew))
-            if crew.workers:
-                self._add("queues", 0, lambda: self._queues(crew))
+        if crew.workers:
+            self._add("queues", 0, lambda: self._queues(crew))
         return crew
 
     def _advice(self, crew: Crew) -> list[Finding]:
@@ -209,6 +210,8 @@ class Diagnosis:
         if not workers and not self._app.conf.worker_enable_remote_control:
             text = "worker_enable_remote_control is off, so workers can't be asked. Ticks and rows show how it goes."
             return [Finding("workers", "warning", text)]
+        if crew.workers is None:
+            return [problem("workers", f"{self._worker} can't be asked through this broker.")]
         if not workers and self._worker is not None:
             return [problem("workers", f"{self._worker} does not answer through this broker. Restart it.")]
         if not workers:
@@ -292,10 +295,6 @@ class Diagnosis:
             "(compare think_database_url)."
         )
         return problem("ping", text)
-
-
-class _Unreachable(Exception):
-    """The broker can't be reached; the text says why."""
 
 
 def _is_in_memory(app: Celery) -> bool:
