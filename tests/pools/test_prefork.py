@@ -111,7 +111,7 @@ class TestChildrenThatTakeTurns:
 class TestSoftShutdown:
     def test_its_time_is_used(self, stage: Stage, redis_url: str) -> None:
         """``REMAP_SIGTERM=SIGQUIT`` with a soft shutdown, as in Kubernetes: handed over when it begins."""
-        conf = {"worker_soft_shutdown_timeout": 6.0}
+        conf = {"worker_soft_shutdown_timeout": 8.0}
         log = stage.folder / "command.log"
         command = [
             sys.executable,
@@ -146,8 +146,8 @@ class TestSoftShutdown:
             first.kill()
             first.wait(10)
 
-        assert stage.took(told_at, taken_at) <= 2.0, log.read_text()
-        assert exited_at - told_at >= 5.0  # Celery's own wait
+        assert exited_at - told_at >= 7.0  # Celery's own wait, whatever the turns do
+        assert exited_at - taken_at >= 2.0, log.read_text()
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
         stage.check_answer("do: note slowest", stage.submission().message_id)
         assert stage.submission().attempts == 1
