@@ -112,10 +112,11 @@ class TestLosses:
         losses_seen(watch)
         server.flushdb()
 
-        with watch._lock:
-            child = os.fork()
+        watch._lock.acquire()
+        child = os.fork()
         if child == 0:
             os._exit(40 + losses_seen(watch))
+        watch._lock.release()
         _, status = os.waitpid(child, 0)
 
         assert os.waitstatus_to_exitcode(status) == 41

@@ -421,8 +421,8 @@ class TestForks:
         publisher(knock(1, queue="of-a-fork"))
         read, write = os.pipe()
 
-        with publisher._lock:
-            child = os.fork()
+        publisher._lock.acquire()
+        child = os.fork()
         if child == 0:
             signal.alarm(20)
             try:
@@ -432,6 +432,7 @@ class TestForks:
                 os.write(write, ids.encode() or b"nothing")
             finally:
                 os._exit(0)
+        publisher._lock.release()
         os.close(write)
         gate.open.set()
 
