@@ -151,7 +151,7 @@ class Elsewhere(Lodger):
     queue = "elsewhere"
 
 
-class Errand(ThinkWorkflow[Lodger, dict[str, Any]]):
+class Chore(ThinkWorkflow[Lodger, dict[str, Any]]):
     """One step of each kind."""
 
     def run(self, event: Any, step: Any) -> dict[str, Any]:

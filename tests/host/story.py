@@ -4,7 +4,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.host.project import MARK, Elsewhere, Errand, Lodger
+from tests.host.project import MARK, Chore, Elsewhere, Lodger
 from tests.host.world import SECONDS, World, everything_in, until
 from think_celery.domain import knocks
 
@@ -38,10 +38,10 @@ def play(world: World) -> Story:
     submit("held", world.agent("c"), "hold")
     submit("next", world.agent("c"), "then")
     params = {"prompt": f"tool {MARK}-prompt-of-a-workflow", "rest": 1.5, "secret": f"{MARK}-param"}
-    story.ids["workflow"] = world.agent("w").run_workflow(Errand, params, workflow_id="wf-1", **told)
+    story.ids["workflow"] = world.agent("w").run_workflow(Chore, params, workflow_id="wf-1", **told)
     submit("slow", world.agent("a"), "tool slow")
     submit("elsewhere", Elsewhere._bound_to(world.rt, "e"), "nobody takes it")
-    story.ids["broken"] = world.agent("w").run_workflow(Errand, {"fail": True}, workflow_id="wf-2")
+    story.ids["broken"] = world.agent("w").run_workflow(Chore, {"fail": True}, workflow_id="wf-2")
     submit("failed", world.agent("b"), "fail")
     asked = {
         "another app": world.app.tasks["host.another_app"].apply_async(),
@@ -56,7 +56,7 @@ def play(world: World) -> Story:
     world.ended(*(story.ids[what] for what in ("held", "next", "slow", "failed")))
     world.rt.knock(knocks.for_submission(story.row("failed")))  # once more, for nothing
     until(lambda: world.run("wf-1").status == "waiting" and world.waits_at("go"), world.report)
-    world.agent("w").send_workflow_event(Errand, "wf-1", type="go", payload=GO)
+    world.agent("w").send_workflow_event(Chore, "wf-1", type="go", payload=GO)
     for workflow_id in ("wf-1", "wf-2"):
         until(lambda id=workflow_id: world.run(id).status in ("complete", "errored"), world.report)
     for what, result in asked.items():

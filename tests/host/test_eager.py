@@ -8,7 +8,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from tests.host.model import answer
-from tests.host.project import Errand, Lodger, make_app
+from tests.host.project import Chore, Lodger, make_app
 from tests.providers.server import ModelServer
 from think_celery import ThinkCelery
 from think_celery.domain import runs
@@ -70,12 +70,12 @@ class TestOutsideATransaction:
 
     def test_a_workflow_runs_as_far_as_it_can(self, think: ThinkCelery) -> None:
         """Step, prompt and news one after the other; then it waits for its event, and ends with that."""
-        workflow_id = Lodger("a").run_workflow(Errand, {"prompt": "tool"})
-        waiting = runs.look_up(think.runtime, workflow_id, Errand)
+        workflow_id = Lodger("a").run_workflow(Chore, {"prompt": "tool"})
+        waiting = runs.look_up(think.runtime, workflow_id, Chore)
 
-        Lodger("a").send_workflow_event(Errand, workflow_id, type="go", payload=1)
+        Lodger("a").send_workflow_event(Chore, workflow_id, type="go", payload=1)
 
-        ended = runs.look_up(think.runtime, workflow_id, Errand)
+        ended = runs.look_up(think.runtime, workflow_id, Chore)
         assert (waiting.status, ended.status) == ("waiting", "complete")
         assert ended.output == {"good": True, "go": 1, "booked": 42}
 

@@ -11,7 +11,7 @@ from think_celery.ids import WorkflowRef, advance_task_id
 
 pytestmark = pytest.mark.services
 
-RUN = WorkflowRef("Errand", "wf-1")
+RUN = WorkflowRef("Chore", "wf-1")
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ class TestTheChain:
             "SUCCESS",
             "'complete'",
         )
-        assert last["kwargs"] == "{'workflow': 'Errand', 'id': 'wf-1'}"
+        assert last["kwargs"] == "{'workflow': 'Chore', 'id': 'wf-1'}"
         assert (slow["name"], slow["state"], slow["result"]) == (
             "think.submission.run",
             "SUCCESS",
@@ -68,10 +68,10 @@ class TestErrorsAreRed:
 
     def test_a_workflow_that_failed(self, tasks: dict[str, Any]) -> None:
         """The same."""
-        failed = tasks[advance_task_id(WorkflowRef("Errand", "wf-2").key, 1, 0)]
+        failed = tasks[advance_task_id(WorkflowRef("Chore", "wf-2").key, 1, 0)]
 
         assert failed["state"] == "FAILURE"
-        assert failed["exception"] == "WorkflowFailed(\"Errand('wf-2')\", 'ValueError')"
+        assert failed["exception"] == "WorkflowFailed(\"Chore('wf-2')\", 'ValueError')"
 
 
 def test_celery_inspect(story: Story) -> None:

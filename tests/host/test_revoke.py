@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.host.flower import Flower
-from tests.host.project import Elsewhere, Errand, Lodger
+from tests.host.project import Chore, Elsewhere, Lodger
 from tests.host.story import Story
 from tests.host.world import Command, World, a_worker, until
 from think_celery.ids import WorkflowRef, advance_task_id
@@ -135,24 +135,24 @@ def knows_of_all_before(world: World, worker: str) -> None:
 class TestAnythingElse:
     def test_a_workflow_goes_on(self, world: World) -> None:
         """Its knocks have one id until it moves. Were they dropped, it would wait for as long as Celery remembers."""
-        ref = WorkflowRef("Errand", "wf-revoked")
+        ref = WorkflowRef("Chore", "wf-revoked")
         world.app.control.revoke([advance_task_id(ref.key, 1, wakes) for wakes in range(3)])
         until(lambda: "Tasks flagged as revoked" in world.worker.output(), world.report)
 
-        world.agent("w").run_workflow(Errand, {"prompt": "say"}, workflow_id=ref.workflow_id)
-        world.agent("w").send_workflow_event(Errand, ref.workflow_id, type="go")
+        world.agent("w").run_workflow(Chore, {"prompt": "say"}, workflow_id=ref.workflow_id)
+        world.agent("w").send_workflow_event(Chore, ref.workflow_id, type="go")
 
         until(lambda: world.run(ref.workflow_id).status == "complete", world.report)
 
     def test_even_if_its_process_is_killed(self, prefork_story: Story) -> None:
         """A step in hand is lost with the process, and runs again in another."""
-        world, ref = prefork_story.world, WorkflowRef("Errand", "wf-killed")
-        world.agent("w").run_workflow(Errand, {"prompt": "say", "rest": 2}, workflow_id=ref.workflow_id)
+        world, ref = prefork_story.world, WorkflowRef("Chore", "wf-killed")
+        world.agent("w").run_workflow(Chore, {"prompt": "say", "rest": 2}, workflow_id=ref.workflow_id)
         until(lambda: world.run(ref.workflow_id).status == "running", world.report)
 
         first = advance_task_id(ref.key, 1, 0)
         world.app.control.revoke(first, terminate=True, signal="SIGKILL")
-        world.agent("w").send_workflow_event(Errand, ref.workflow_id, type="go")
+        world.agent("w").send_workflow_event(Chore, ref.workflow_id, type="go")
 
         until(lambda: "task-revoked" in world.events_of(first), world.report)
         until(lambda: world.run(ref.workflow_id).status == "complete", world.report)

@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import compression
 from sqlalchemy import select
 
-from tests.host.project import Errand, Lodger, make_app
+from tests.host.project import Chore, Lodger, make_app
 from think_celery.domain import runs, submissions
 from think_celery.runtime import Runtime, set_current
 from think_celery.store import tables
@@ -126,7 +126,7 @@ class World:
 
     def run(self, workflow_id: str) -> Any:
         """How a workflow stands."""
-        return runs.look_up(self.rt, workflow_id, Errand)
+        return runs.look_up(self.rt, workflow_id, Chore)
 
     def waits_at(self, step: str) -> bool:
         """Whether a workflow has come to that step."""
