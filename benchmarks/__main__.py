@@ -90,7 +90,7 @@ def main() -> int:
     if told.json:
         report.write(told.json, report.as_json(rows, facts))
     if told.page or (whole and size.name == "full" and set(OURS) <= set(told.only)):
-        report.write(told.page or PAGE, report.page(rows, facts, size.rounds))
+        report.write(told.page or PAGE, report.page(rows, facts, size))
     return 0 if whole else 1
 
 

@@ -5,11 +5,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Row
+from benchmarks.figures import Row, Size
 
 HEAD = ("what", "ours", "floor", "ratio", "budget", "met?")
+GROWTH_HEAD = ("what", "with many", "with few", "ratio", "budget", "met?")
 PEERS_HEAD = ("what", "theirs", "floor", "ratio")
 FLOORS_HEAD = ("floor", "median", "spread")
+
+APART = ("floors", "growth", "peers")
+"""Measurements with a table of their own."""
 
 
 def number(value: float, unit: str) -> str:
@@ -39,13 +43,14 @@ def floor_cells(row: Row) -> tuple[str, ...]:
 
 def tables(rows: Sequence[Row]) -> dict[str, list[tuple[str, ...]]]:
     """The tables by title, each with its head; none that is empty."""
-    floors = [row for row in rows if row.measurement == "floors"]
-    peers = [row for row in rows if row.measurement == "peers"]
-    ours = [row for row in rows if row.measurement not in ("floors", "peers")]
+    of: dict[str, list[Row]] = {}
+    for row in rows:
+        of.setdefault(row.measurement if row.measurement in APART else "", []).append(row)
     made = {
-        "What it costs": [HEAD, *map(cells, ours)],
-        "Two other engines": [PEERS_HEAD, *(cells(row)[:4] for row in peers)],
-        "The floors by themselves": [FLOORS_HEAD, *map(floor_cells, floors)],
+        "What it costs": [HEAD, *map(cells, of.get("", []))],
+        "The same with many rows": [GROWTH_HEAD, *map(cells, of.get("growth", []))],
+        "Two other engines": [PEERS_HEAD, *(cells(row)[:4] for row in of.get("peers", []))],
+        "The floors by themselves": [FLOORS_HEAD, *map(floor_cells, of.get("floors", []))],
     }
     return {title: table for title, table in made.items() if len(table) > 1}
 
@@ -53,12 +58,12 @@ def tables(rows: Sequence[Row]) -> dict[str, list[tuple[str, ...]]]:
 def plain(rows: Sequence[Row]) -> str:
     """For a terminal."""
     parts = []
-    for table in tables(rows).values():
+    for title, table in tables(rows).items():
         widths = [max(len(line[at]) for line in table) for at in range(len(table[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in table
         ]
-        parts.append("\n".join(line.rstrip() for line in lines))
+        parts.append("\n".join([title.upper(), *(line.rstrip() for line in lines)]))
     return "\n\n".join(parts)
 
 
@@ -95,7 +100,7 @@ Written by `python -m benchmarks`; change the command, not this page.
 Everything below was measured in one run on one machine, side by side: in each round a floor, then ours, against
 the same database and broker. So the ratios tell something about the engine; the absolute figures tell
 something about the machine, too. Each figure is the median of {rounds} rounds after one that was not counted;
-in brackets the lowest and the highest. How each was taken is on [a page of its own](design/performance.md).
+in brackets the lowest and the highest. How each was taken is on [a page of its own](design/performance.md).{small}
 
 Measured on: {facts}.
 
@@ -115,16 +120,17 @@ measures some of it, `--peers` two other engines as well. Nothing else should ru
 """
 
 
-def page(rows: Sequence[Row], facts: Mapping[str, str], rounds: int) -> str:
+def page(rows: Sequence[Row], facts: Mapping[str, str], size: Size) -> str:
     """docs/performance.md."""
     judged = [row for row in rows if row.met is not None]
     missed = [row.what for row in judged if not row.met]
     kept = f"{len(judged) - len(missed)} of {len(judged)} budgets are kept."
     if missed:
-        kept += f" Missed: {'; '.join(missed)}."
+        kept += "".join(["\n\nMissed:\n", *(f"\n* {what}" for what in missed)])
     parts = [f"## {title}\n\n{markdown(table)}" for title, table in tables(rows).items()]
+    small = "" if size.name == "full" else f"\n\n**A {size.name} run**: rougher than a full one."
     told = ", ".join(f"{name} {value}" for name, value in facts.items())
-    return PAGE.format(rounds=rounds, facts=told, kept=kept, tables="\n\n".join(parts))
+    return PAGE.format(rounds=size.rounds, small=small, facts=told, kept=kept, tables="\n\n".join(parts))
 
 
 def write(path: Path, text: str) -> None:

@@ -140,13 +140,15 @@ class TestTheTable:
             Row(what="park", unit="bytes", ours=[2048.0], budget=at_most(4096, "bytes")),
             Row(what="DBOS: accept", unit="/s", ours=[400.0], floor=[1000.0], measurement="peers"),
         ]
-        page = report.page(rows, {"cores": "2"}, 5)
+        page = report.page(rows, {"cores": "2"}, SIZES["full"])
 
-        assert "1 of 2 budgets are kept. Missed: accept." in page
+        assert "1 of 2 budgets are kept.\n\nMissed:\n\n* accept\n" in page
         assert "| accept | 500/s | 1,000/s (commit) | 0.50 × | ≥ 0.7 × | **no** |" in page
         assert "| park | 2,048 bytes |  |  | ≤ 4096 bytes | yes |" in page
         assert "| commit | 2,050/s | 2,000/s to 2,100/s |" in page
         assert "| DBOS: accept | 400/s |" in page
+        assert "quick run" not in page
+        assert "**A quick run**" in report.page(rows, {"cores": "2"}, SIZES["quick"])
         figures = json.loads(report.as_json(rows, {"cores": "2"}))
         assert [row["ours"] for row in figures["rows"]] == [row.ours for row in rows]
 
