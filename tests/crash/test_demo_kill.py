@@ -47,7 +47,7 @@ POINTS = [
     ("turn:committed", 2),
     ("outbox:before-delivery", 1),
     ("outbox:delivered", 2),
-    ("event:woken", 1),
+    ("event:before-commit", 1),
     ("step:apply-labels:before", 1),
     ("step:apply-labels:ran", 1),
     ("step:apply-labels:before-commit", 2),

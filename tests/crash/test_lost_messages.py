@@ -54,7 +54,7 @@ class TestCallersDie:
         stage.until(stage.saga_waits, BOUND, what="waiting")
         call = {"do": "send", "id": SAGA_ID, "payload": {"by": "Ada"}, "key": "go"}
 
-        assert stage.client(call, kill_at="event:woken").wait(60) == SIGKILLED
+        assert stage.client(call, kill_at="event:before-commit").wait(60) == SIGKILLED
         assert stage.saga().status == "waiting"
         assert stage.client(call).wait(60) == 0
         assert stage.client(call).wait(60) == 0

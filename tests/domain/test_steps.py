@@ -1,5 +1,6 @@
 """``step.do``: once, with retries, the same on the first pass and on replay."""
 
+import contextlib
 import contextvars
 import threading
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.domain.flows import begin, flow, start
+from think_celery.domain import calls
 from think_celery.errors import (
     AsyncNotSupported,
     NonRetryableError,
@@ -399,13 +401,22 @@ class TestMisuse:
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who")
 
 
+def until_gone(thread: int) -> None:
+    """Wait for that thread's end."""
+    for _ in range(1000):
+        if thread not in {one.ident for one in threading.enumerate()}:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("the thread is still there")
+
+
 class TestThreads:
     def test_a_step_that_overruns_is_given_up_and_counts(self, live: Runtime):
         """A function that does not return in time is abandoned; the attempt has failed; its late result is dropped."""
-        hang, calls = threading.Event(), []
+        hang, attempts = threading.Event(), []
 
         def slow(context):
-            calls.append(context.attempt)
+            attempts.append(context.attempt)
             if context.attempt == 1:
                 hang.wait(20)
                 return "late"
@@ -418,7 +429,7 @@ class TestThreads:
 
         assert outcome.word == "complete"
         assert workflow.output == "in time"
-        assert calls == [1, 2]
+        assert attempts == [1, 2]
 
     def test_its_error_says_so(self, live: Runtime):
         """The recorded type is StepTimeout, and the text says that the function may still be running."""
@@ -482,6 +493,54 @@ class TestThreads:
         workflow.advance()
 
         assert workflow.output == [["me", False], "me", ["me", True]]
+
+    def test_the_steps_of_a_pass_share_a_thread(self, live: Runtime, monkeypatch):
+        """It is kept while the run goes on, and ends with the pass; each step has a context of its own, all the same.
+
+        What the host keeps for each thread is closed after each step.
+        """
+        WHO.set("me")
+        closed: list[int] = []
+        monkeypatch.setattr(calls, "at_thread_end", [lambda: closed.append(threading.get_ident())])
+
+        def look():
+            seen = [threading.get_ident(), WHO.get(), len(closed)]
+            WHO.set("you")
+            return seen
+
+        workflow = start(live, lambda event, step: [step.do(name, look) for name in "abc"])
+        workflow.advance()
+
+        (thread, _, _), *_ = workflow.output
+        assert thread != threading.get_ident()
+        assert workflow.output == [[thread, "me", 0], [thread, "me", 1], [thread, "me", 2]]
+        assert closed == [thread] * 3
+        until_gone(thread)
+
+    def test_a_step_that_was_given_up_keeps_the_thread(self, live: Runtime):
+        """The next step gets another thread at once; the old one ends when its function returns."""
+        hang, kept = threading.Event(), []
+
+        def slow():
+            kept.append(threading.get_ident())
+            hang.wait(20)
+
+        def run(event, step):
+            first = step.do("a", threading.get_ident)
+            with contextlib.suppress(StepError):
+                step.do("slow", slow, timeout=0.1, retry=ONCE)
+            return [first, step.do("b", threading.get_ident)]
+
+        workflow = start(live, run)
+        outcome = workflow.advance()
+        first, second = workflow.output
+        hang.set()
+
+        assert outcome.word == "complete"
+        assert [first] == kept
+        assert second != first
+        until_gone(first)
+        until_gone(second)
 
     def test_celerys_soft_time_limit_hands_over(self, quick: ThinkTest):
         """SoftTimeLimitExceeded counts as SIGTERM: no failed attempt; another worker runs the step."""

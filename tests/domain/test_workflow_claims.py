@@ -138,7 +138,7 @@ class TestAttempts:
             "step:w:committed",
             "workflow:before-park",
             "workflow:parked",
-            "event:woken",
+            "event:before-commit",
             "workflow:before-end",
             "workflow:ended",
         ]
@@ -271,7 +271,7 @@ class TestHandOver:
     def test_a_database_that_fails_costs_the_claim_and_not_the_run(self, t: ThinkTest, monkeypatch):
         """What goes wrong in our own storing is no failure of the step; the next claim does it again."""
         broken = [True]
-        insert = steps.insert
+        insert = steps.insert_done
 
         def fails(*args: Any, **options: Any) -> Any:
             if broken:
@@ -279,7 +279,7 @@ class TestHandOver:
                 raise RuntimeError("storing failed")
             return insert(*args, **options)
 
-        monkeypatch.setattr(steps, "insert", fails)
+        monkeypatch.setattr(steps, "insert_done", fails)
 
         def run(event, step):
             try:

@@ -118,43 +118,45 @@ def advance(rt: Runtime, workflow: str, workflow_id: str) -> Outcome:
 def claim_run(rt: Runtime, ref: WorkflowRef) -> Claim | Outcome:
     """Take a run that waits for a worker, with one more attempt counted; else say why not."""
     process_id = rt.monitor.process_id()
+    journal = rt.db.read(lambda tx: steps.of_workflow(tx, ref.key))
+    if not journal:
+        return Outcome("not-found")
+    seen = journal[0]
+    if seen.workflow_status in workflows.TERMINAL:
+        return Outcome("ended-before")
+    cls = _class_of(ref, seen)
+    if cls is None:
+        return Outcome("unknown-class")
+    row = rt.db.single(lambda tx: workflows.claim(tx, ref.key, process_id, seen.workflow_token))
+    if row is None:
+        return Outcome(_NOT_NOW.get(WorkflowStatus(seen.workflow_status), "busy"))
+    lease = Lease(kind="workflow", key=row.key, process_id=process_id, token=row.token)
+    if row.attempts > rt.settings.max_attempts or row.takeovers > MAX_TAKEOVERS:
+        deaths = row.attempts - 1 if row.attempts > rt.settings.max_attempts else row.takeovers - 1
+        error = TooManyAttempts(f"Workflow {ref}", deaths)
+        try:
+            return rt.db.single(lambda tx: _failed(tx, ref, lease, error))
+        except LeaseLost:
+            return Outcome("lease-lost")
+    # Whoever had written an entry since then would have had a lease, and the token would be another.
+    return Claim(row=row, cls=cls, lease=lease, journal=journal if seen.step is not None else [])
 
-    def work(tx: Tx) -> Claim | Outcome:
-        seen = workflows.get(tx, ref.key)
-        if seen is None:
-            return Outcome("not-found")
-        if seen.status in workflows.TERMINAL:
-            return Outcome("ended-before")
-        cls = _class_of(seen)
-        if cls is None:
-            return Outcome("unknown-class")
-        row = workflows.claim(tx, ref.key, process_id)
-        if row is None:
-            return Outcome(_NOT_NOW.get(WorkflowStatus(seen.status), "busy"))
-        lease = Lease(kind="workflow", key=row.key, process_id=process_id, token=row.token)
-        if row.attempts > rt.settings.max_attempts or row.takeovers > MAX_TAKEOVERS:
-            deaths = row.attempts - 1 if row.attempts > rt.settings.max_attempts else row.takeovers - 1
-            return _failed(tx, ref, lease, TooManyAttempts(f"Workflow {ref}", deaths))
-        return Claim(row=row, cls=cls, lease=lease, journal=steps.of_run(tx, row.key, row.run))
 
-    return rt.db.transact(work)
-
-
-def _class_of(row: Any) -> Any:
-    """The class that runs the row here; ``None`` (said in the log) where this process lacks it."""
+def _class_of(ref: WorkflowRef, seen: Any) -> Any:
+    """The class that runs the workflow here; ``None`` (said in the log) where this process lacks it."""
     try:
-        cls = workflow_classes.get(row.workflow)
-        agent_classes.get(row.agent_class)
+        cls = workflow_classes.get(ref.workflow)
+        agent_classes.get(seen.agent_class)
     except ConfigurationError as error:
-        logger.error("workflow %s %s waits: %s", row.workflow, row.workflow_id, error)
+        logger.error("workflow %s %s waits: %s", ref.workflow, ref.workflow_id, error)
         return None
-    if cls.version != row.version:
+    if cls.version != seen.workflow_version:
         logger.error(
             "workflow %s %s waits: it was started by version %r of its class, and this worker has %r. "
             "Keep a worker with the old code until its runs have ended.",
-            row.workflow,
-            row.workflow_id,
-            row.version,
+            ref.workflow,
+            ref.workflow_id,
+            seen.workflow_version,
             cls.version,
         )
         return None
@@ -183,6 +185,12 @@ class _Pass:
 
     def run(self) -> "Outcome | Sequence[Any]":
         """How the run has ended or parked; or its journal, when it must look again."""
+        try:
+            return self._run()
+        finally:
+            self.replay.helper.close()
+
+    def _run(self) -> "Outcome | Sequence[Any]":
         try:
             event = self._event()
         except UnreadableValue as error:
@@ -247,7 +255,7 @@ class _Pass:
             )
             return Outcome("complete", ended=True, row=str(self.ref))
 
-        return self._write("end", work)
+        return self._write("end", lambda: self.rt.db.single(work))
 
     def _raised(self, ended: "calls.Result[Any]") -> Outcome:
         assert isinstance(ended, calls.Failed)
@@ -264,7 +272,9 @@ class _Pass:
         return self._ended_in_error(error)
 
     def _ended_in_error(self, error: BaseException) -> Outcome:
-        return self._write("end", lambda tx: _failed(tx, self.ref, self.lease, error))
+        return self._write(
+            "end", lambda: self.rt.db.single(lambda tx: _failed(tx, self.ref, self.lease, error))
+        )
 
     def _paused(self, error: BaseException) -> Outcome:
         """Stop resumably."""
@@ -280,18 +290,21 @@ class _Pass:
             )
             return Outcome("paused", ended=True, row=str(self.ref), error_type=error_type)
 
-        return self._write("end", work)
+        return self._write("end", lambda: self.rt.db.single(work))
 
     def _parked(self, stop: Stop) -> "Outcome | Sequence[Any]":
         """Give the worker back, unless an event has come since the last look at the inbox."""
 
-        def work(tx: Tx) -> "Outcome | Sequence[Any]":
-            if workflows.park(tx, self.lease, stop.inbox, stop.wake_at):
-                return Outcome("parked")
-            row = self.claim.row
-            return steps.of_run(tx, row.key, row.run)
+        def look_again(tx: Tx) -> Sequence[Any]:
+            leases.fence(tx, self.lease)
+            return steps.of_run(tx, self.claim.row.key, self.claim.row.run)
 
-        return self._write("park", work)
+        def park() -> "Outcome | Sequence[Any]":
+            if self.rt.db.single(lambda tx: workflows.park(tx, self.lease, stop.inbox, stop.wake_at)):
+                return Outcome("parked")
+            return self.rt.db.transact(look_again)
+
+        return self._write("park", park)
 
     def _handed_over(self, *, orderly: bool) -> Outcome:
         """Let another worker go on: at once after an orderly end, else when the tick knocks."""
@@ -304,7 +317,7 @@ class _Pass:
                 inbox.knock(self.rt, tx, row)
             return Outcome("handed-over")
 
-        return self._write("hand-over", work)
+        return self._write("hand-over", lambda: self.rt.db.single(work))
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -312,21 +325,17 @@ class _Pass:
         if not done:
             raise LeaseLost(str(self.lease))
 
-    def _write(self, what: str, work: Callable[[Tx], T]) -> T | Outcome:
-        """Run *work* in a fenced transaction; again and again while the database is away.
+    def _write(self, what: str, act: Callable[[], T]) -> T | Outcome:
+        """Give the lease back by one statement that asks for it; again and again while the database is away.
 
         Nobody else would give this lease back as long as this process is alive. So where storing the end
         fails for good, the run is put back into the queue, as a claim that died.
         """
 
-        def fenced(tx: Tx) -> T:
-            leases.fence(tx, self.lease)
-            return work(tx)
-
         before, after = POINTS[what]
         self.rt.failpoint(before)
         try:
-            result = patiently(self.rt, self.hold, lambda: self.rt.db.transact(fenced))
+            result = patiently(self.rt, self.hold, act)
         except LeaseLost:
             logger.warning("%s: the lease was lost; another worker goes on", self.ref)
             return Outcome("lease-lost")

@@ -6,6 +6,7 @@ what it still returns is dropped and logged.
 
 import contextvars
 import logging
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,16 +55,24 @@ class Abandoned:
 Result = Done[T] | Failed | Abandoned
 
 
-class _Helper(Generic[T]):
-    """One function in a thread of its own."""
+class _Call(Generic[T]):
+    """One function, which a helper thread calls in a copy of the context of whoever asks for it."""
 
     def __init__(self, function: Callable[[], T], on_end: Callable[[], None]) -> None:
         self._function, self._on_end = function, on_end
+        self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._given_up = False
         self._outcome: Done[T] | Failed | None = None
-        context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._run,), name="think-call", daemon=True).start()
+
+    def begin(self) -> "_Call[T]":
+        """Call it in a thread of its own."""
+        threading.Thread(target=self.run, name="think-call", daemon=True).start()
+        return self
+
+    def run(self) -> None:
+        """Call it in this thread, and close what the host has opened for the thread meanwhile."""
+        self._context.run(self._run)
 
     def _run(self) -> None:
         outcome: Done[T] | Failed
@@ -90,6 +99,36 @@ class _Helper(Generic[T]):
                 self._given_up = True
                 return Abandoned()
             return self._outcome
+
+
+class Helper:
+    """A kept thread for one call after another: making a thread takes longer than many a function.
+
+    A call whose function is given up takes the thread with it; the next call gets another one.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call[Any] | None] | None = None
+
+    def begin(self, call: _Call[T]) -> _Call[T]:
+        """Make the call in the kept thread. The one before it has ended, or was given up."""
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._calls,), name="think-call", daemon=True).start()
+        self._calls.put(call)
+        return call
+
+    def close(self) -> None:
+        """Let the thread end as soon as it is free."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.put(None)
+
+
+def _work(calls: "queue.SimpleQueue[_Call[Any] | None]") -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+        del call  # nothing of it is kept until the next one comes
 
 
 CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "GreenletExit"}
@@ -128,6 +167,7 @@ def attempt(
     timeout: float | None,
     signal: AbortSignal | None = None,
     grace: float = GRACE_SECONDS,
+    helper: Helper | None = None,
 ) -> Result[T]:
     """Call *function* and say how it went; an exception that comes out of this is not the function's.
 
@@ -137,6 +177,7 @@ def attempt(
         timeout: Seconds after which it is given up. ``None``: it runs in the calling thread.
         signal: After it comes, the function gets *grace* seconds more.
         grace: In seconds.
+        helper: Whose thread to use; without one the function gets a thread of its own.
     """
     if timeout is None or not rt.threads:
         return run(function)
@@ -146,7 +187,11 @@ def attempt(
         ended.set()
         wake.set()
 
-    helper = _Helper(function, on_end)
+    call = _Call(function, on_end)
+    if helper is None:
+        call.begin()
+    else:
+        helper.begin(call)
     remove = signal.on_abort(wake.set) if signal is not None else None
     try:
         # A signal in the last seconds can lengthen the wait by the grace at most.
@@ -155,7 +200,10 @@ def attempt(
     finally:
         if remove is not None:
             remove()
-    return helper.take()
+    result = call.take()
+    if helper is not None and isinstance(result, Abandoned):
+        helper.close()
+    return result
 
 
 def call(rt: Runtime, function: Callable[[], T], *, timeout: float | None) -> T:
@@ -211,11 +259,11 @@ def _call_batch(
         all_ended.set()
         wake.set()
 
-    helpers = [_Helper(function, on_end) for function in functions]
+    calls = [_Call(function, on_end).begin() for function in functions]
     remove = signal.on_abort(wake.set)
     try:
         wake.wait()
         all_ended.wait(grace)
     finally:
         remove()
-    return [helper.take() for helper in helpers]
+    return [call.take() for call in calls]

@@ -4,6 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from types import FunctionType
 from typing import Any, NoReturn
 
 from think_celery import schemas, serialization
@@ -37,6 +38,7 @@ from think_celery.store.database import TransactionEnded, Tx
 logger = logging.getLogger("think_celery.workflows")
 
 NEVER = float("inf")
+USUAL = Retry()
 TRANSACTION_SECONDS = 5.0
 """The most that ``step.transaction`` may take; all the while it holds its row locks."""
 
@@ -79,7 +81,7 @@ def do(
             _record_done(replay, asked, encoded[0])
         return encoded
 
-    return _tried(replay, asked, retry or Retry(), output, once)
+    return _tried(replay, asked, retry or USUAL, output, once)
 
 
 def transaction(
@@ -91,7 +93,7 @@ def transaction(
         raise StepMisuse(name, "the function of step.transaction takes one argument: the connection.")
     asked = replay.ask(name, "transaction")
     return _tried(
-        replay, asked, retry or Retry(), output, lambda _: _in_transaction(replay, asked, function, output)
+        replay, asked, retry or USUAL, output, lambda _: _in_transaction(replay, asked, function, output)
     )
 
 
@@ -148,7 +150,7 @@ def _record_attempt(
 def _await_next(replay: Replay, asked: Asked, delay: timedelta | None = None) -> None:
     """Wait until the next attempt is due: with the worker if that is soon, else parked."""
     if delay is None:
-        delay = replay.guarded(asked, lambda: replay.rt.db.read(lambda tx: steps.due_in(tx, asked.ref)))
+        delay = replay.read(asked, lambda tx: steps.due_in(tx, asked.ref))
     if delay.total_seconds() <= IN_PLACE_SECONDS:
         replay.pause(asked, delay.total_seconds())
         return
@@ -176,7 +178,7 @@ def _watched(replay: Replay, asked: Asked, seconds: float | None, body: Callable
     hold = replay.hold
     hold.extend(NEVER if seconds is None else seconds + MARGIN_SECONDS)
     try:
-        result = calls.attempt(replay.rt, body, timeout=seconds, signal=hold.signal)
+        result = calls.attempt(replay.rt, body, timeout=seconds, signal=hold.signal, helper=replay.helper)
     except Exception:
         interrupted(replay, asked)
     finally:
@@ -233,16 +235,18 @@ def _typed(replay: Replay, asked: Asked, text: str, output: Any) -> Any:
 
 
 def _record_done(replay: Replay, asked: Asked, text: str) -> None:
-    def store(tx: Tx, _: int) -> None:
-        _store_done(tx, asked, text)
-        replay.rt.failpoint(f"step:{asked.ref.step}:before-commit")
-
-    replay.write(asked, store)
+    replay.rt.failpoint(f"step:{asked.ref.step}:before-commit")
+    lease = replay.hold.lease
+    if not replay.at_once(asked, lambda tx: steps.insert_done(tx, lease, asked.ref, text)):
+        replay.write(asked, lambda tx, _: _store_done(tx, asked, text))
 
 
 def _store_done(tx: Tx, asked: Asked, text: str) -> None:
     values: dict[str, Any] = {"output": text, "error_type": None, "error": None, "trace": None}
     if steps.insert(tx, asked.ref, StepStatus.DONE, **values) is None:
+        entry = steps.get(tx, asked.ref)
+        if entry is not None and entry.status == StepStatus.DONE and entry.output == text:
+            return  # stored by a statement of ours whose answer was lost
         Replay.must(steps.settle(tx, asked.ref, StepStatus.DONE, **values))
 
 
@@ -325,6 +329,12 @@ def _takes(name: str, function: Callable[..., Any]) -> bool:
         raise StepMisuse(name, f"{function!r} is no function. Pass one that takes nothing, such as a lambda.")
     if inspect.iscoroutinefunction(function):
         raise AsyncNotSupported(f"The function of step {name!r}")
+    if isinstance(function, FunctionType) and not function.__dict__:
+        code = function.__code__
+        if (
+            code.co_argcount == code.co_kwonlyargcount == 0
+        ):  # a lambda, most often; inspecting it takes longer
+            return False
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin that doesn't tell

@@ -1,7 +1,7 @@
 """The inbox of a workflow: how news gets into it, and who is knocked for then.
 
-The workflow's row is locked before anything is put in: that is the order in which rows are locked, and a
-holder that looks at its inbox has locked it, too. So it sees both the event and its count, or neither.
+The workflow's row is locked before anything is put in: that is the order in which rows are locked. A holder that
+looks at its inbox reads the events and their count in one statement. So it sees both, or neither.
 """
 
 from typing import Any
@@ -32,22 +32,21 @@ def take(rt: Runtime, tx: Tx, news: Any) -> OutboxStatus:
     if not outbox.settle(tx, news.id, status):
         raise SettledMeanwhile
     if status is OutboxStatus.DELIVERED:
-        put(
-            rt,
+        events.insert(
             tx,
-            news.workflow_key,
-            woken,
+            workflow_key=news.workflow_key,
+            run=events.EARLY if woken is None else woken.run,
             type=news.event_type,
             payload=news.payload,
             dedupe_key=news.dedupe_key,
             sent_at=news.created_at,
         )
+        tell(rt, tx, news.workflow_key, woken)
     return status
 
 
-def put(rt: Runtime, tx: Tx, workflow_key: str, woken: Any, **event: Any) -> None:
-    """Put an event into the inbox of a workflow that was woken for it; ``None``: it does not exist yet."""
-    events.insert(tx, workflow_key=workflow_key, run=events.EARLY if woken is None else woken.run, **event)
+def tell(rt: Runtime, tx: Tx, workflow_key: str, woken: Any) -> None:
+    """Tell a workflow, after this transaction, of the event that it was woken for; ``None``: it does not exist yet."""
     if woken is None:
         _adopt_later(rt, tx, workflow_key)
     else:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
 
 from think_celery import serialization
+from think_celery.domain import calls
 from think_celery.domain.journal import Asked, Failure, Journal, recorded_error
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
@@ -95,6 +96,7 @@ class Replay:
     stop: Stop | None = None
     thread: int = field(default_factory=threading.get_ident)
     prompts: set[tuple[str, str | None]] = field(default_factory=set)
+    helper: calls.Helper = field(default_factory=calls.Helper)
 
     # --- stopping ---------------------------------------------------------------------------------
 
@@ -198,7 +200,30 @@ class Replay:
         """
         # An effect may have happened: its result waits for a database that is away for a moment.
         act = partial(self.rt.db.transact, lambda tx: self.fenced(tx, work))
+        result = self.guarded(asked, lambda: patiently(self.rt, self.hold, act))
+        self.attempts = min(self.attempts, 1)
+        return result
+
+    def at_once(self, asked: Asked, work: Callable[[Tx], T | None]) -> T | None:
+        """Run *work*, one statement that holds its own fence and commits by itself: the fast way to write.
+
+        What is not true means that nothing was written; :meth:`write` then does it or says why it can't be done.
+
+        Raises:
+            Suspend: The database stays away: nothing is stored.
+        """
+        if self.attempts > 1:  # the run's row has to be written, too
+            return None
+        act = partial(self.rt.db.single, work)
         return self.guarded(asked, lambda: patiently(self.rt, self.hold, act))
+
+    def read(self, asked: Asked, work: Callable[[Tx], T]) -> T:
+        """Run *work*, which only reads.
+
+        Raises:
+            Suspend: The database stays away.
+        """
+        return self.guarded(asked, lambda: patiently(self.rt, self.hold, partial(self.rt.db.read, work)))
 
     def fenced(self, tx: Tx, work: Callable[[Tx, int], T]) -> T:
         """The body of a holder's transaction: the fence first, then *work*."""
@@ -211,7 +236,7 @@ class Replay:
     def guarded(self, asked: Asked, act: Callable[[], T]) -> T:
         """Call what uses the database: what goes wrong there is not the step's failure."""
         try:
-            result = act()
+            return act()
         except LeaseLost:
             self.halt("lost", asked.ref.step)
         except ThinkError:
@@ -219,8 +244,6 @@ class Replay:
         except Exception as error:
             logger.error("%s: could not store step %r: %s", self.workflow, asked.ref.step, trace_of(error))
             self.halt("interrupted", asked.ref.step)
-        self.attempts = min(self.attempts, 1)
-        return result
 
     def fail(self, asked: Asked, failure: Failure, attempts: int, *, recorded: bool) -> NoReturn:
         """Record that the step has failed for good, and raise what every replay will raise.

@@ -170,14 +170,17 @@ def wait(replay: Replay, asked: Asked, what: Wait) -> str:
         Suspend: Neither the event nor the deadline has come.
         WorkflowError: The recorded failure.
     """
-    found = replay.write(asked, lambda tx, inbox: _look(replay, tx, inbox, asked, what))
+    found: Settled | Found | _Parked | None = _quick_look(replay, asked, what)
+    ended: Settled
+    if found is None:
+        found = replay.write(asked, lambda tx, inbox: _look(replay, tx, inbox, asked, what))
     replay.rt.failpoint(f"step:{asked.ref.step}:looked")
     match found:
         case _Parked(inbox, wake_at):
             replay.park(asked, inbox, wake_at)
         case Found(event):
             ended = what.read(asked, event)
-            replay.write(asked, lambda tx, _: _take(replay, tx, asked, event, ended))
+            _take(replay, asked, event, ended)
         case _:
             ended = found
     replay.rt.failpoint(f"step:{asked.ref.step}:committed")
@@ -186,8 +189,29 @@ def wait(replay: Replay, asked: Asked, what: Wait) -> str:
     return ended
 
 
+def _quick_look(replay: Replay, asked: Asked, what: Wait) -> Found | _Parked | None:
+    """Look without a lock; ``None`` where that can't decide: the time is up, or the lease is gone.
+
+    The inbox is counted at the moment of the look, so that parking sees what comes after it.
+    """
+    lease = replay.hold.lease
+
+    def begin(tx: Tx) -> Any:
+        return events.begin_wait(tx, lease, asked.ref, what.event_type, what.timeout)
+
+    def look(tx: Tx) -> Any:
+        return events.look(tx, lease, asked.ref, what.event_type, any_time=what.any_time)
+
+    seen = replay.at_once(asked, begin) if asked.row is None else replay.read(asked, look)
+    if seen is None:
+        return None
+    if seen.seq is not None:
+        return Found(seen)
+    return None if seen.due else _Parked(seen.inbox, seen.deadline_at)
+
+
 def _look(replay: Replay, tx: Tx, inbox: int, asked: Asked, what: Wait) -> Settled | Found | _Parked:
-    entry = asked.row
+    entry: Any = asked.row or steps.get(tx, asked.ref)
     if entry is None:
         entry = steps.insert(tx, asked.ref, StepStatus.WAITING, deadline=what.timeout)
         replay.must(entry)
@@ -207,13 +231,24 @@ def _look(replay: Replay, tx: Tx, inbox: int, asked: Asked, what: Wait) -> Settl
     return ended
 
 
-def _take(replay: Replay, tx: Tx, asked: Asked, event: Any, ended: Settled) -> None:
-    replay.must(events.consume(tx, event.seq, asked.ref.step))
-    _settle(replay, tx, asked, ended)
+def _take(replay: Replay, asked: Asked, event: Any, ended: Settled) -> None:
+    lease, (status, columns) = replay.hold.lease, _columns(ended)
+    if replay.at_once(asked, lambda tx: events.take(tx, lease, asked.ref, event.seq, status, **columns)):
+        return
+
+    def store(tx: Tx, _: int) -> None:
+        replay.must(events.consume(tx, event.seq, asked.ref.step))
+        _settle(replay, tx, asked, ended)
+
+    replay.write(asked, store)
 
 
 def _settle(replay: Replay, tx: Tx, asked: Asked, ended: Settled) -> None:
+    status, columns = _columns(ended)
+    replay.must(steps.settle(tx, asked.ref, status, **columns))
+
+
+def _columns(ended: Settled) -> tuple[StepStatus, dict[str, Any]]:
     if isinstance(ended, Failure):
-        replay.must(steps.settle(tx, asked.ref, StepStatus.FAILED, attempts=1, **ended.columns()))
-    else:
-        replay.must(steps.settle(tx, asked.ref, StepStatus.DONE, output=ended))
+        return StepStatus.FAILED, {"attempts": 1, **ended.columns()}
+    return StepStatus.DONE, {"output": ended}

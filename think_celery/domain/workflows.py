@@ -95,7 +95,8 @@ def start(
             tx.after_commit(lambda: _started(rt, row))
         return row is not None
 
-    if not rt.db.accept(work) and on_conflict == "raise":
+    started = rt.db.accept(work) if rt.db.inside_joined else rt.db.single(work)
+    if not started and on_conflict == "raise":
         raise WorkflowExists(ref.workflow, ref.workflow_id)
     return ref.workflow_id
 
@@ -139,13 +140,13 @@ def send_event(
     if rt.db.inside_joined:
         rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
     else:
-        rt.db.transact(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
+        rt.db.single(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
 
 
 def _send_now(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
-    row = workflows.wake(tx, ref.key)
-    rt.failpoint("event:woken")
-    inbox.put(rt, tx, ref.key, row, type=type, payload=text, dedupe_key=dedupe_key)
+    rt.failpoint("event:before-commit")
+    row = events.send(tx, ref.key, type=type, payload=text, dedupe_key=dedupe_key)
+    inbox.tell(rt, tx, ref.key, row)
 
 
 def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:

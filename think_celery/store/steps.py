@@ -1,17 +1,35 @@
 """Rows of the journal: what each run of a workflow has done or waits for. Only the run's holder writes them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, and_, select
+from sqlalchemy import CTE, Row, and_, bindparam, literal, select, true
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.dml import ReturningInsert
 
 from think_celery.states import STEP_MOVES, StepStatus
 from think_celery.store.database import Tx
-from think_celery.store.moves import move
-from think_celery.store.tables import steps
+from think_celery.store.leases import WORKFLOW_HELD, Lease
+from think_celery.store.moves import move, moving
+from think_celery.store.statements import insert_new, now, span
+from think_celery.store.tables import steps, workflows
+
+ENDED = (StepStatus.DONE, StepStatus.FAILED)
+
+
+def its_row() -> ColumnElement[bool]:
+    """The row of an entry; :attr:`StepRef.mine` gives the values."""
+    return and_(
+        steps.c.workflow_key == bindparam("of_key"),
+        steps.c.run == bindparam("of_run"),
+        steps.c.step == bindparam("of_step"),
+    )
+
+
+_MINE = its_row()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,75 +43,187 @@ class StepRef:
     kind: str
 
     @property
-    def row(self) -> ColumnElement[bool]:
-        """The entry's row."""
-        return and_(
-            steps.c.workflow_key == self.workflow_key, steps.c.run == self.run, steps.c.step == self.step
-        )
+    def mine(self) -> Mapping[str, Any]:
+        """The values that name its row."""
+        return {"of_key": self.workflow_key, "of_run": self.run, "of_step": self.step}
+
+
+_OF_RUN = (
+    select(steps)
+    .where(steps.c.workflow_key == bindparam("of_key"), steps.c.run == bindparam("of_run"))
+    .order_by(steps.c.position)
+)
 
 
 def of_run(tx: Tx, workflow_key: str, run: int) -> Sequence[Row[Any]]:
     """The journal of a run, in the order of its calls."""
-    statement = select(steps).where(steps.c.workflow_key == workflow_key, steps.c.run == run)
-    return tx.execute(statement.order_by(steps.c.position)).all()
+    return tx.execute(_OF_RUN, {"of_key": workflow_key, "of_run": run}).all()
+
+
+_OF_WORKFLOW = (
+    select(
+        workflows.c.status.label("workflow_status"),
+        workflows.c.version.label("workflow_version"),
+        workflows.c.token.label("workflow_token"),
+        workflows.c.agent_class,
+        steps.c.step,
+        steps.c.position,
+        steps.c.kind,
+        steps.c.status,
+        steps.c.output,
+        steps.c.error_type,
+        steps.c.error,
+        steps.c.attempts,
+        steps.c.timeout_seconds,
+        steps.c.deadline_at,
+    )
+    .select_from(
+        workflows.outerjoin(
+            steps, and_(steps.c.workflow_key == workflows.c.key, steps.c.run == workflows.c.run)
+        )
+    )
+    .where(workflows.c.key == bindparam("of_key"))
+    .order_by(steps.c.position)
+)
+
+
+def of_workflow(tx: Tx, key: str) -> Sequence[Row[Any]]:
+    """How a run stands and the entries of its journal, as of one moment; nothing where there is no such workflow.
+
+    Each entry comes with its run's ``workflow_status``, ``workflow_version``, ``workflow_token`` and
+    ``agent_class``. A run without entries is one row without a ``step``.
+    """
+    return tx.execute(_OF_WORKFLOW, {"of_key": key}).all()
+
+
+_GET = select(steps).where(_MINE)
 
 
 def get(tx: Tx, ref: StepRef) -> Row[Any] | None:
     """One entry."""
-    return tx.execute(select(steps).where(ref.row)).first()
+    return tx.execute(_GET, ref.mine).first()
+
+
+_INSERT = insert_new(
+    steps, steps.c.step, steps.c.deadline_at, deadline_at=now(span("deadline")), created_at=now()
+)
+_INSERT_ENDED = insert_new(steps, steps.c.step, created_at=now(), completed_at=now())
 
 
 def insert(
     tx: Tx, ref: StepRef, status: StepStatus, *, deadline: timedelta | None = None, **values: Any
 ) -> Row[Any] | None:
-    """Add an entry, and return it; ``None`` where it is there already: nothing is changed.
+    """Add an entry, and return its key and ``deadline_at``; ``None`` where it is there already: nothing is changed.
 
     *deadline* is counted from now and fixed for good.
     """
-    statement = (
-        tx.insert(steps)
-        .values(
-            workflow_key=ref.workflow_key,
-            run=ref.run,
-            step=ref.step,
-            position=ref.position,
-            kind=ref.kind,
-            status=status,
-            timeout_seconds=None if deadline is None else deadline.total_seconds(),
-            deadline_at=None if deadline is None else tx.now(deadline),
-            created_at=tx.now(),
-            completed_at=tx.now() if status in (StepStatus.DONE, StepStatus.FAILED) else None,
-            **values,
-        )
-        .on_conflict_do_nothing()
-        .returning(steps)
-    )
-    return tx.execute(statement).first()
+    values |= {
+        "workflow_key": ref.workflow_key,
+        "run": ref.run,
+        "step": ref.step,
+        "position": ref.position,
+        "kind": ref.kind,
+        "status": status,
+    }
+    if status in ENDED:
+        return tx.execute(_INSERT_ENDED, values).first()
+    values |= {
+        "deadline": deadline,
+        "timeout_seconds": None if deadline is None else deadline.total_seconds(),
+    }
+    return tx.execute(_INSERT, values).first()
+
+
+def fence() -> CTE:
+    """The fence as a part of one statement: key and run of the workflow, locked, or nothing where the lease is lost.
+
+    ``Lease.parameters`` gives the values.
+    """
+    held = select(workflows.c.key, workflows.c.run).where(WORKFLOW_HELD).with_for_update(key_share=True)
+    return held.cte("fence").prefix_with("MATERIALIZED", dialect="postgresql")
+
+
+def _inserting(
+    status: StepStatus, *given: str, returning: ColumnElement[Any], **values: ColumnElement[Any]
+) -> Mapping[str, ReturningInsert[Any]]:
+    # The lock and the entry are one statement: that is one round trip, and a worker that has lost its lease gets
+    # nothing in.
+    run = fence()
+    values |= {
+        "workflow_key": run.c.key,
+        "run": run.c.run,
+        "status": literal(status.value, steps.c.status.type),
+        "created_at": now(),
+    }
+    names = ("step", "position", "kind", *given)
+    values |= {name: bindparam(f"new_{name}", type_=steps.c[name].type) for name in names}
+    # SQLite takes ON CONFLICT behind a SELECT only where that has a WHERE.
+    row = select(*values.values()).select_from(run).where(true())
+    return {
+        dialect: insert(steps).from_select([*values], row).on_conflict_do_nothing().returning(returning)
+        for dialect, insert in (("postgresql", postgresql.insert), ("sqlite", sqlite.insert))
+    }
+
+
+_INSERT_DONE = _inserting(StepStatus.DONE, "output", returning=steps.c.step, completed_at=now())
+
+
+def insert_done(tx: Tx, lease: Lease, ref: StepRef, output: str) -> bool:
+    """Add the entry of a step that is done, fenced by the lease in the same statement, and say whether it is new.
+
+    False, and nothing is changed, where the lease is lost, and where there is such an entry already.
+    """
+    return tx.execute(_INSERT_DONE, {**_new(lease, ref), "new_output": output}).first() is not None
+
+
+INSERT_WAITING = _inserting(
+    StepStatus.WAITING, "timeout_seconds", returning=steps.c.deadline_at, deadline_at=now(span("deadline"))
+)
+"""Adds the entry of a step that waits, fenced in the same way, and returns its deadline."""
+
+
+def new_waiting(lease: Lease, ref: StepRef, deadline: timedelta | None) -> dict[str, Any]:
+    """The parameters of :data:`INSERT_WAITING`."""
+    seconds = None if deadline is None else deadline.total_seconds()
+    return {**_new(lease, ref), "new_timeout_seconds": seconds, "deadline": deadline}
+
+
+def _new(lease: Lease, ref: StepRef) -> dict[str, Any]:
+    entry = {"new_step": ref.step, "new_position": ref.position, "new_kind": ref.kind}
+    return {**entry, **lease.parameters}
+
+
+_SETTLE = {status: moving(steps, _MINE, status, allowed=STEP_MOVES, completed_at=now()) for status in ENDED}
 
 
 def settle(tx: Tx, ref: StepRef, status: StepStatus, **changes: Any) -> bool:
     """End an entry that waits or is tried again, and say whether this call did."""
-    return move(tx, steps, ref.row, status, allowed=STEP_MOVES, completed_at=tx.now(), **changes)
+    return move(tx, _SETTLE[status], **ref.mine, **changes)
+
+
+_TRY_LATER = moving(steps, _MINE, StepStatus.RETRYING, allowed=STEP_MOVES, deadline_at=now(span("delay")))
 
 
 def try_later(tx: Tx, ref: StepRef, delay: timedelta, **changes: Any) -> bool:
     """Note another failed attempt of an entry, and when the next one is due."""
-    return move(
-        tx, steps, ref.row, StepStatus.RETRYING, allowed=STEP_MOVES, deadline_at=tx.now(delay), **changes
-    )
+    return move(tx, _TRY_LATER, **ref.mine, delay=delay, **changes)
+
+
+_IS_DUE = select(steps.c.step).where(_MINE, steps.c.deadline_at <= now())
 
 
 def is_due(tx: Tx, ref: StepRef) -> bool:
     """Whether an entry's deadline has come, by the database's clock; never where it has none."""
-    return (
-        tx.execute(select(steps.c.step).where(ref.row, steps.c.deadline_at <= tx.now())).first() is not None
-    )
+    return tx.execute(_IS_DUE, ref.mine).first() is not None
+
+
+_DUE_AND_NOW = select(steps.c.deadline_at, now().label("now")).where(_MINE)
 
 
 def due_in(tx: Tx, ref: StepRef) -> timedelta:
     """How long it is until an entry's deadline, by the database's clock; zero once it has come."""
     found: tuple[datetime | None, datetime] | None = tx.execute(  # type: ignore[assignment]
-        select(steps.c.deadline_at, tx.now().label("now")).where(ref.row)
+        _DUE_AND_NOW, ref.mine
     ).first()
     if found is None or found[0] is None:
         return timedelta(0)

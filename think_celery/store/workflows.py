@@ -1,7 +1,7 @@
 """Rows of workflow runs: their status, lease and inbox count.
 
 Two rules keep events from being lost. Storing an event always updates the workflow's row, whatever its
-status (:func:`wake`); parking is one UPDATE conditional on the inbox count that the holder has looked at
+status (:func:`wake`); parking is one UPDATE conditional on the inbox count that was read together with the events
 (:func:`park`).
 """
 
@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, and_, case, func, null, or_, select, update
+from sqlalchemy import Integer, Row, and_, bindparam, case, func, null, or_, select, update
 from sqlalchemy.sql import ColumnElement
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.retries import MISSED_AFTER
 from think_celery.states import WORKFLOW_MOVES, WorkflowStatus, is_terminal
 from think_celery.store.database import Tx
-from think_celery.store.leases import Lease
-from think_celery.store.moves import move, moved
+from think_celery.store.leases import WORKFLOW_HELD, Lease
+from think_celery.store.moves import Move, move, moved, moving
+from think_celery.store.statements import insert_new, now, span
 from think_celery.store.tables import workflows
 
 TERMINAL = [status.value for status in WorkflowStatus if is_terminal(status)]
@@ -32,41 +34,40 @@ _KNOCK = (
     workflows.c.status,
 )
 
+_MINE = workflows.c.key == bindparam("of_key")
 
-def _claimable() -> ColumnElement[bool]:
-    # A running one without a process was taken from a holder that died.
-    freed = and_(workflows.c.status == WorkflowStatus.RUNNING, workflows.c.process_id.is_(None))
-    return or_(workflows.c.status == WorkflowStatus.QUEUED, freed)
-
+# A running one without a process was taken from a holder that died.
+_CLAIMABLE = or_(
+    workflows.c.status == WorkflowStatus.QUEUED,
+    and_(workflows.c.status == WorkflowStatus.RUNNING, workflows.c.process_id.is_(None)),
+)
 
 # --- rows -----------------------------------------------------------------------------------------
 
 
+_INSERT = insert_new(
+    workflows, *_KNOCK, run=1, status=WorkflowStatus.QUEUED, created_at=now(), knock_at=now(MISSED_AFTER)
+)
+
+
 def insert(tx: Tx, ref: WorkflowRef, agent: AgentRef, **values: Any) -> Row[Any] | None:
-    """Add a queued run, and return it; ``None`` where the workflow is there already: nothing is changed."""
-    statement = (
-        tx.insert(workflows)
-        .values(
-            key=ref.key,
-            workflow=ref.workflow,
-            workflow_id=ref.workflow_id,
-            run=1,
-            agent_class=agent.agent_class,
-            agent_name=agent.name,
-            status=WorkflowStatus.QUEUED,
-            created_at=tx.now(),
-            knock_at=tx.now(MISSED_AFTER),
-            **values,
-        )
-        .on_conflict_do_nothing()
-        .returning(workflows)
-    )
-    return tx.execute(statement).first()
+    """Add a queued run, and return what a knock says; ``None`` where there is one already: nothing is changed."""
+    values |= {
+        "key": ref.key,
+        "workflow": ref.workflow,
+        "workflow_id": ref.workflow_id,
+        "agent_class": agent.agent_class,
+        "agent_name": agent.name,
+    }
+    return tx.execute(_INSERT, values).first()
+
+
+_GET = select(workflows).where(_MINE)
 
 
 def get(tx: Tx, key: str) -> Row[Any] | None:
     """The workflow of that key."""
-    return tx.execute(select(workflows).where(workflows.c.key == key)).first()
+    return tx.execute(_GET, {"of_key": key}).first()
 
 
 def by_id(tx: Tx, workflow_id: str) -> Sequence[Row[Any]]:
@@ -90,32 +91,68 @@ def find(
 # --- what a holder does ---------------------------------------------------------------------------
 
 
-def claim(tx: Tx, key: str, process_id: str) -> Row[Any] | None:
-    """Take a run that waits for a worker, and count the attempt; ``None`` if it can't be taken now."""
-    return moved(
-        tx,
-        workflows,
-        and_(workflows.c.key == key, _claimable()),
-        WorkflowStatus.RUNNING,
-        allowed=WORKFLOW_MOVES,
-        process_id=process_id,
-        token=workflows.c.token + 1,
-        attempts=workflows.c.attempts + 1,
-        takeovers=workflows.c.takeovers + 1,
-        started_at=func.coalesce(workflows.c.started_at, tx.now()),
-        wake_at=None,
-        knock_at=None,
-        knocks=0,
-    )
+_IN_HAND = (
+    workflows.c.key,
+    workflows.c.workflow,
+    workflows.c.workflow_id,
+    workflows.c.run,
+    workflows.c.agent_class,
+    workflows.c.agent_name,
+    workflows.c.params,
+    workflows.c.metadata,
+    workflows.c.token,
+    workflows.c.attempts,
+    workflows.c.takeovers,
+    workflows.c.created_at,
+)
+_CLAIM = moving(
+    workflows,
+    and_(_MINE, workflows.c.token == bindparam("seen_token"), _CLAIMABLE),
+    WorkflowStatus.RUNNING,
+    allowed=WORKFLOW_MOVES,
+    returning=_IN_HAND,
+    token=workflows.c.token + 1,
+    attempts=workflows.c.attempts + 1,
+    takeovers=workflows.c.takeovers + 1,
+    started_at=func.coalesce(workflows.c.started_at, now()),
+    wake_at=None,
+    knock_at=None,
+    knocks=0,
+)
+
+
+def claim(tx: Tx, key: str, process_id: str, seen_token: int) -> Row[Any] | None:
+    """Take a run that waits for a worker, and count the attempt; ``None`` if it can't be taken now.
+
+    Only if nobody has had it since *seen_token* was seen: then what was seen with it still holds.
+    """
+    return moved(tx, _CLAIM, of_key=key, process_id=process_id, seen_token=seen_token)
+
+
+_PROGRESS = update(workflows).where(_MINE).values(attempts=1)
 
 
 def progress(tx: Tx, key: str) -> None:
     """Note durable progress: the deaths before it no longer count as attempts."""
-    tx.execute(update(workflows).where(workflows.c.key == key).values(attempts=1))
+    tx.execute(_PROGRESS, {"of_key": key})
 
 
-def _release(tx: Tx, lease: Lease, to: WorkflowStatus, **changes: Any) -> Row[Any] | None:
-    return moved(tx, workflows, lease.held, to, allowed=WORKFLOW_MOVES, process_id=None, **changes)
+def _releasing(to: WorkflowStatus, **changes: Any) -> Move:
+    return moving(
+        workflows, WORKFLOW_HELD, to, allowed=WORKFLOW_MOVES, returning=_KNOCK, process_id=None, **changes
+    )
+
+
+_PARK = moving(
+    workflows,
+    and_(WORKFLOW_HELD, workflows.c.inbox == bindparam("seen_inbox")),
+    WorkflowStatus.WAITING,
+    allowed=WORKFLOW_MOVES,
+    parked_inbox=bindparam("seen_inbox"),
+    process_id=None,
+    attempts=0,
+    takeovers=0,
+)
 
 
 def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None) -> bool:
@@ -123,18 +160,12 @@ def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None) -> bool:
 
     False when an event has come since *inbox* was counted (look again), or when the lease is lost.
     """
-    return move(
-        tx,
-        workflows,
-        and_(lease.held, workflows.c.inbox == inbox),
-        WorkflowStatus.WAITING,
-        allowed=WORKFLOW_MOVES,
-        parked_inbox=inbox,
-        wake_at=wake_at,
-        process_id=None,
-        attempts=0,
-        takeovers=0,
-    )
+    return move(tx, _PARK, **lease.parameters, seen_inbox=inbox, wake_at=wake_at)
+
+
+_HAND_OVER = _releasing(
+    WorkflowStatus.QUEUED, wakes=workflows.c.wakes + 1, knock_at=now(span("after")), knocks=0
+)
 
 
 def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_AFTER) -> Row[Any] | None:
@@ -147,36 +178,62 @@ def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_
         after: When the tick knocks if nobody else does.
     """
     changes: dict[str, Any] = {"attempts": 0} if orderly else {}
-    return _release(
-        tx,
-        lease,
-        WorkflowStatus.QUEUED,
-        wakes=workflows.c.wakes + 1,
-        knock_at=tx.now(after),
-        knocks=0,
-        **changes,
-    )
+    return moved(tx, _HAND_OVER, **lease.parameters, after=after, **changes)
+
+
+_COMPLETE = _releasing(WorkflowStatus.COMPLETE, attempts=0, completed_at=now())
 
 
 def complete(tx: Tx, lease: Lease, output: str) -> bool:
     """End the run with its result, and say whether this call did."""
-    changes: dict[str, Any] = {"output": output, "attempts": 0, "completed_at": tx.now()}
-    return _release(tx, lease, WorkflowStatus.COMPLETE, **changes) is not None
+    return move(tx, _COMPLETE, **lease.parameters, output=output)
+
+
+_FAIL = _releasing(WorkflowStatus.ERRORED, completed_at=now())
 
 
 def fail(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
     """End the run in error, and say whether this call did."""
-    changes: dict[str, Any] = {"error_type": error_type, "error": error, "completed_at": tx.now()}
-    return _release(tx, lease, WorkflowStatus.ERRORED, **changes) is not None
+    return move(tx, _FAIL, **lease.parameters, error_type=error_type, error=error)
+
+
+_STOP = _releasing(WorkflowStatus.PAUSED, attempts=0)
 
 
 def stop_resumably(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
     """Pause the run with an error that :func:`resume` clears, and say whether this call did."""
-    changes: dict[str, Any] = {"error_type": error_type, "error": error, "attempts": 0}
-    return _release(tx, lease, WorkflowStatus.PAUSED, **changes) is not None
+    return move(tx, _STOP, **lease.parameters, error_type=error_type, error=error)
 
 
 # --- what anybody does ----------------------------------------------------------------------------
+
+
+def waking(*where: ColumnElement[bool], returning: Sequence[ColumnElement[Any]] = ()) -> ReturningUpdate[Any]:
+    """The UPDATE of :func:`wake`, where that holds, too; it may return more than what a knock needs."""
+    waiting = workflows.c.status == WorkflowStatus.WAITING
+    return (
+        update(workflows)
+        .where(_MINE, *where)
+        .values(
+            inbox=workflows.c.inbox + 1,
+            status=case((waiting, WorkflowStatus.QUEUED.value), else_=workflows.c.status),
+            wakes=case((waiting, workflows.c.wakes + 1), else_=workflows.c.wakes),
+            knock_at=case((waiting, now(MISSED_AFTER)), else_=workflows.c.knock_at),
+            knocks=case((waiting, 0), else_=workflows.c.knocks),
+            wake_at=case((waiting, null()), else_=workflows.c.wake_at),
+        )
+        .returning(*_KNOCK, *returning)
+    )
+
+
+_OF_RUN = workflows.c.run == bindparam("of_run")
+_LIVE = workflows.c.status.not_in([bindparam(f"terminal_{name}", name) for name in TERMINAL])
+
+_WAKE = {
+    (any_run, live): waking(*([] if any_run else [_OF_RUN]), *([_LIVE] if live else []))
+    for any_run in (True, False)
+    for live in (True, False)
+}
 
 
 def wake(tx: Tx, key: str, *, run: int | None = None, live: bool = False) -> Row[Any] | None:
@@ -191,38 +248,19 @@ def wake(tx: Tx, key: str, *, run: int | None = None, live: bool = False) -> Row
         run: Only this run of it.
         live: Only if it has not ended.
     """
-    waiting = workflows.c.status == WorkflowStatus.WAITING
-    statement = update(workflows).where(workflows.c.key == key)
-    if run is not None:
-        statement = statement.where(workflows.c.run == run)
-    if live:
-        statement = statement.where(workflows.c.status.not_in(TERMINAL))
-    statement = statement.values(
-        inbox=workflows.c.inbox + 1,
-        status=case((waiting, WorkflowStatus.QUEUED.value), else_=workflows.c.status),
-        wakes=case((waiting, workflows.c.wakes + 1), else_=workflows.c.wakes),
-        knock_at=case((waiting, tx.now(MISSED_AFTER)), else_=workflows.c.knock_at),
-        knocks=case((waiting, 0), else_=workflows.c.knocks),
-        wake_at=case((waiting, null()), else_=workflows.c.wake_at),
-    )
-    return tx.execute(statement.returning(*_KNOCK)).first()
+    values = {"of_key": key} if run is None else {"of_key": key, "of_run": run}
+    return tx.execute(_WAKE[run is None, live], values).first()
 
 
-def resume(tx: Tx, key: str) -> Row[Any] | None:
-    """Put a paused run back into the queue and clear its error; ``None`` if it isn't paused."""
-    return _queue(tx, and_(workflows.c.key == key, workflows.c.status == WorkflowStatus.PAUSED))
-
-
-def _queue(tx: Tx, where: ColumnElement[bool]) -> Row[Any] | None:
-    return moved(
-        tx,
+def _queueing(*where: ColumnElement[bool]) -> Move:
+    return moving(
         workflows,
-        where,
+        and_(_MINE, *where),
         WorkflowStatus.QUEUED,
         allowed=WORKFLOW_MOVES,
         returning=_KNOCK,
         wakes=workflows.c.wakes + 1,
-        knock_at=tx.now(MISSED_AFTER),
+        knock_at=now(MISSED_AFTER),
         knocks=0,
         wake_at=None,
         attempts=0,
@@ -231,56 +269,80 @@ def _queue(tx: Tx, where: ColumnElement[bool]) -> Row[Any] | None:
     )
 
 
+_RESUME = _queueing(workflows.c.status == WorkflowStatus.PAUSED)
+
+
+def resume(tx: Tx, key: str) -> Row[Any] | None:
+    """Put a paused run back into the queue and clear its error; ``None`` if it isn't paused."""
+    return moved(tx, _RESUME, of_key=key)
+
+
 # --- what the tick looks for ----------------------------------------------------------------------
 
-
-def _due(tx: Tx) -> ColumnElement[bool]:
-    return and_(workflows.c.status == WorkflowStatus.WAITING, workflows.c.wake_at <= tx.now())
-
-
-def _unread() -> ColumnElement[bool]:
-    return and_(workflows.c.status == WorkflowStatus.WAITING, workflows.c.inbox > workflows.c.parked_inbox)
+_WAITING = workflows.c.status == WorkflowStatus.WAITING
+_DUE = and_(_WAITING, workflows.c.wake_at <= now())
+_UNREAD = and_(_WAITING, workflows.c.inbox > workflows.c.parked_inbox)
+_LIMIT = bindparam("limit", type_=Integer)
+_DUE_KEYS = select(workflows.c.key).where(_DUE).order_by(workflows.c.wake_at).limit(_LIMIT)
+_WAKE_DUE = _queueing(_DUE)
 
 
 def due(tx: Tx, limit: int) -> Sequence[str]:
     """Waiting runs whose time has come."""
-    statement = select(workflows.c.key).where(_due(tx)).order_by(workflows.c.wake_at).limit(limit)
-    return tx.execute(statement).scalars().all()
+    return tx.execute(_DUE_KEYS, {"limit": limit}).scalars().all()
 
 
 def wake_due(tx: Tx, key: str) -> Row[Any] | None:
     """Queue a run whose time has come; ``None`` if another did."""
-    return _queue(tx, and_(workflows.c.key == key, _due(tx)))
+    return moved(tx, _WAKE_DUE, of_key=key)
+
+
+_NEXT_WAKE = (
+    select(workflows.c.wake_at)
+    .where(_WAITING, workflows.c.wake_at.is_not(None))
+    .order_by(workflows.c.wake_at)
+    .limit(1)
+)
 
 
 def next_wake(tx: Tx) -> datetime | None:
     """When the next waiting run's time comes; ``None`` where none waits for a time."""
-    statement = select(workflows.c.wake_at).where(
-        workflows.c.status == WorkflowStatus.WAITING, workflows.c.wake_at.is_not(None)
-    )
-    return tx.execute(statement.order_by(workflows.c.wake_at).limit(1)).scalar()
+    return tx.execute(_NEXT_WAKE).scalar()
+
+
+_UNREAD_KEYS = select(workflows.c.key).where(_UNREAD).order_by(workflows.c.key).limit(_LIMIT)
+_WAKE_UNREAD = _queueing(_UNREAD)
 
 
 def unread(tx: Tx, limit: int) -> Sequence[str]:
     """Waiting runs with an event that they were not woken for. There are none, or a rule was broken."""
-    statement = select(workflows.c.key).where(_unread()).order_by(workflows.c.key).limit(limit)
-    return tx.execute(statement).scalars().all()
+    return tx.execute(_UNREAD_KEYS, {"limit": limit}).scalars().all()
 
 
 def wake_unread(tx: Tx, key: str) -> Row[Any] | None:
     """Queue a waiting run that has unread events; ``None`` if another did."""
-    return _queue(tx, and_(workflows.c.key == key, _unread()))
+    return moved(tx, _WAKE_UNREAD, of_key=key)
+
+
+_MISSED = (
+    select(*_KNOCK, workflows.c.knock_at, workflows.c.knocks)
+    .where(workflows.c.knock_at <= now())
+    .order_by(workflows.c.knock_at)
+    .limit(_LIMIT)
+)
 
 
 def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
     """Runs whose knock seems lost."""
-    statement = (
-        select(*_KNOCK, workflows.c.knock_at, workflows.c.knocks)
-        .where(workflows.c.knock_at <= tx.now())
-        .order_by(workflows.c.knock_at)
-        .limit(limit)
-    )
-    return tx.execute(statement).all()
+    return tx.execute(_MISSED, {"limit": limit}).all()
+
+
+_KNOCK_AGAIN = (
+    update(workflows)
+    .where(_MINE, workflows.c.knock_at == bindparam("seen"))
+    .values(knock_at=case((_CLAIMABLE, now(span("after"))), else_=null()))
+    .returning(*_KNOCK, workflows.c.knock_at)
+)
 
 
 def knock_again(tx: Tx, key: str, seen: datetime, after: timedelta, knocks: int) -> Row[Any] | None:
@@ -288,34 +350,32 @@ def knock_again(tx: Tx, key: str, seen: datetime, after: timedelta, knocks: int)
 
     A row that no longer waits for a worker is told to expect no knock.
     """
-    wants = _claimable()
-    statement = (
-        update(workflows)
-        .where(workflows.c.key == key, workflows.c.knock_at == seen)
-        .values(knock_at=case((wants, tx.now(after)), else_=null()), knocks=knocks)
-        .returning(*_KNOCK, workflows.c.knock_at)
-    )
-    row = tx.execute(statement).first()
+    row = tx.execute(_KNOCK_AGAIN, {"of_key": key, "seen": seen, "after": after, "knocks": knocks}).first()
     return None if row is None or row.knock_at is None else row
+
+
+_KNOCK_NOW = update(workflows).where(_CLAIMABLE).values(knock_at=now(), knocks=0)
 
 
 def knock_now(tx: Tx) -> None:
     """Let the tick knock for every run that waits for a worker, at once: the broker has lost all messages."""
-    tx.execute(update(workflows).where(_claimable()).values(knock_at=tx.now(), knocks=0))
+    tx.execute(_KNOCK_NOW)
+
+
+_SEIZE = (
+    update(workflows)
+    .where(WORKFLOW_HELD)
+    .values(
+        process_id=None,
+        token=workflows.c.token + 1,
+        wakes=workflows.c.wakes + 1,
+        knock_at=now(),
+        knocks=0,
+    )
+    .returning(*_KNOCK)
+)
 
 
 def seize(tx: Tx, lease: Lease) -> Row[Any] | None:
     """Take the run from that holder, for whoever claims it next; ``None`` if it no longer had it."""
-    statement = (
-        update(workflows)
-        .where(lease.held)
-        .values(
-            process_id=None,
-            token=workflows.c.token + 1,
-            wakes=workflows.c.wakes + 1,
-            knock_at=tx.now(),
-            knocks=0,
-        )
-        .returning(*_KNOCK)
-    )
-    return tx.execute(statement).first()
+    return tx.execute(_SEIZE, lease.parameters).first()
