@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from think_celery.clock import SystemClock
 from think_celery.store.database import REPEATS, Database, is_away
+from think_celery.store.statements import now
 from think_celery.store.tables import agents
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -540,13 +541,13 @@ class TestClock:
             server = tx.execute(
                 text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
             ).scalar()
-            now, later = tx.execute(select(tx.now(), tx.now(hour))).one()
-            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=server), now, later
+            present, later = tx.execute(select(now(), now(hour))).one()
+            return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=server), present, later
 
-        server, now, later = pg.transact(work)
+        server, present, later = pg.transact(work)
 
-        assert timedelta(0) <= now - server < timedelta(seconds=5)
-        assert hour <= later - now < hour + timedelta(seconds=5)
+        assert timedelta(0) <= present - server < timedelta(seconds=5)
+        assert hour <= later - present < hour + timedelta(seconds=5)
 
     def test_a_clock_of_the_tests_replaces_it(self, database_url):
         """A clock that does not want the database's time is asked itself, on both databases."""
@@ -559,7 +560,7 @@ class TestClock:
 
         db = Database(database_url, Stopped())
 
-        assert db.read(lambda tx: tx.execute(select(tx.now(timedelta(days=1)))).scalar()) == NOW + timedelta(
+        assert db.read(lambda tx: tx.execute(select(now(timedelta(days=1)))).scalar()) == NOW + timedelta(
             days=1
         )
         db.dispose()

@@ -55,24 +55,15 @@ def submit(
     """Accept one turn for a user: the row, whether it is new, and whether its payload is this one."""
     given = as_messages(messages)
     _check_names(idempotency_key, submission_id)
-    mark = payload_fingerprint(given)
-
-    def work(tx: Tx) -> tuple[Any, bool]:
-        return accept(
-            rt,
-            tx,
-            agent,
-            given,
-            kind="submit",
-            idempotency_key=idempotency_key,
-            submission_id=submission_id,
-            metadata=metadata,
-            fingerprint=mark,
-            queue=queue,
+    new = _new(rt, given, kind="submit", idempotency_key=idempotency_key, metadata=metadata, queue=queue)
+    chosen = _id_for(agent, idempotency_key, submission_id)
+    # Nearly always it is new, and then one statement is all it takes.
+    row, accepted = rt.db.accept_single(lambda tx: _insert(rt, tx, agent, chosen, new)), True
+    if row is None:
+        row, accepted = rt.db.accept(
+            lambda tx: _find_or_insert(rt, tx, agent, chosen, new, by_id=submission_id is not None)
         )
-
-    row, accepted = rt.db.accept(work)
-    same = row.fingerprint == mark
+    same = row.fingerprint == new["fingerprint"]
     if not same:
         logger.warning(
             "submission %s of %s was accepted before with other messages; those stand",
@@ -91,7 +82,6 @@ def accept(
     *,
     kind: str,
     idempotency_key: str | None = None,
-    submission_id: str | None = None,
     metadata: dict[str, Any] | None = None,
     structure: dict[str, Any] | None = None,
     waiting: Waiting | None = None,
@@ -100,42 +90,79 @@ def accept(
 ) -> tuple[Any, bool]:
     """Store one turn in this transaction, and return its row and whether it is new.
 
-    An id or a key that is known returns the row that has it. The knock follows the commit.
+    A key that is known returns the row that has it. The knock follows the commit.
 
     Raises:
-        SubmissionConflict: Id and key refer to different submissions.
         PayloadTooLarge: The messages or the metadata are.
         TypeError: The metadata is no dict.
         NotSerializable: The metadata isn't JSON.
     """
+    new = _new(
+        rt,
+        messages,
+        kind=kind,
+        idempotency_key=idempotency_key,
+        metadata=metadata,
+        fingerprint=fingerprint,
+        structure=structure,
+        workflow_key=None if waiting is None else waiting.workflow_key,
+        workflow_run=None if waiting is None else waiting.run,
+        event_type=None if waiting is None else waiting.event_type,
+        queue=queue,
+    )
+    chosen = _id_for(agent, idempotency_key, None)
+    row = _insert(rt, tx, agent, chosen, new)
+    return (row, True) if row is not None else _find_or_insert(rt, tx, agent, chosen, new)
+
+
+def _new(
+    rt: Runtime,
+    messages: Sequence[UIMessage],
+    *,
+    metadata: dict[str, Any] | None,
+    fingerprint: str | None = None,
+    **columns: Any,
+) -> dict[str, Any]:
+    """The columns of a new submission."""
     stored = [message.to_dict() for message in messages]
     serialization.check_size("the messages", stored, rt.settings.max_payload)
-    kept = serialization.json_metadata(metadata, rt.settings.max_payload)
-    chosen = submission_id or (submission_id_for(agent, idempotency_key) if idempotency_key else new_id())
+    return {
+        "messages": stored,
+        "metadata": serialization.json_metadata(metadata, rt.settings.max_payload),
+        "fingerprint": fingerprint or _fingerprint(stored),
+        **columns,
+    }
+
+
+def _id_for(agent: AgentRef, key: str | None, submission_id: str | None) -> str:
+    return submission_id or (submission_id_for(agent, key) if key else new_id())
+
+
+def _insert(rt: Runtime, tx: Tx, agent: AgentRef, chosen: str, new: dict[str, Any]) -> Any:
+    row = submissions.insert(tx, agent, id=chosen, **new)
+    if row is not None:
+        tx.after_commit(lambda: _knock_accepted(rt, row))
+    return row
+
+
+def _find_or_insert(
+    rt: Runtime, tx: Tx, agent: AgentRef, chosen: str, new: dict[str, Any], *, by_id: bool = False
+) -> tuple[Any, bool]:
+    """The row with the id or the key of one that could not be inserted; *by_id*: its caller has chosen the id.
+
+    Raises:
+        SubmissionConflict: Id and key refer to different submissions.
+    """
+    key = new["idempotency_key"]
+    made_here = key is None and not by_id  # then nobody else has it: it was inserted, and the answer got lost
     for _ in range(3):
-        row = submissions.insert(
-            tx,
-            agent,
-            id=chosen,
-            kind=kind,
-            idempotency_key=idempotency_key,
-            messages=stored,
-            metadata=kept,
-            fingerprint=fingerprint or payload_fingerprint(messages),
-            structure=structure,
-            workflow_key=None if waiting is None else waiting.workflow_key,
-            workflow_run=None if waiting is None else waiting.run,
-            event_type=None if waiting is None else waiting.event_type,
-            queue=queue,
-        )
+        row = _find_accepted(tx, agent, key, chosen if by_id or made_here else None)
         if row is not None:
-            tx.after_commit(lambda row=row: _knock_accepted(rt, row))  # type: ignore[misc]
+            return row, made_here
+        # It was deleted just now; or the key's own id is that of a row which gave the key up.
+        row = _insert(rt, tx, agent, chosen if by_id else new_id(), new)
+        if row is not None:
             return row, True
-        row = _find_accepted(tx, agent, idempotency_key, submission_id)
-        if row is not None:
-            return row, False
-        if submission_id is None:
-            chosen = new_id()  # the key's own id is taken by a row that gave the key up
     raise ThinkError(
         f"could not accept a submission for {agent}: its row was deleted each time it was looked at"
     )
@@ -170,7 +197,11 @@ def _find_accepted(tx: Tx, agent: AgentRef, key: str | None, submission_id: str 
 
 def payload_fingerprint(messages: Sequence[UIMessage]) -> str:
     """What tells one payload from another: roles and parts, without ids and times, which are often made."""
-    return serialization.fingerprint([{"role": m.role, "parts": m.to_dict()["parts"]} for m in messages])
+    return _fingerprint([message.to_dict() for message in messages])
+
+
+def _fingerprint(stored: list[dict[str, Any]]) -> str:
+    return serialization.fingerprint([{"role": each["role"], "parts": each["parts"]} for each in stored])
 
 
 def _check_names(idempotency_key: Any, submission_id: Any) -> None:

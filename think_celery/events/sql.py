@@ -13,12 +13,13 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, func, literal, select, text, update
+from sqlalchemy import Row, and_, bindparam, delete, func, select, text, update
 
 from think_celery.clock import MICROSECOND, to_microseconds
 from think_celery.ids import new_id
 from think_celery.protocols import Cursor, Frame, Page
 from think_celery.store.database import Database, Tx
+from think_celery.store.statements import AT_MOST, now, on_each
 from think_celery.store.tables import live, live_heads
 
 NOTHING_YET = ""
@@ -28,6 +29,36 @@ FURTHEST = 2**63 - 1
 
 AT_ONCE = 500
 """Agents that one trim looks after."""
+
+
+_ADVANCE = on_each(
+    lambda insert: (
+        insert(live_heads)
+        .values(trimmed=0)
+        .on_conflict_do_update(
+            index_elements=[live_heads.c.agent_id],
+            set_={"position": live_heads.c.position + bindparam("more", type_=live_heads.c.position.type)},
+        )
+        .returning(live_heads.c.position, now().label("now"))
+    )
+)
+
+# One statement, so that frames, head and trimmed edge are of one moment. It always gives a row.
+_PLACE = select(bindparam("agent", type_=live.c.agent_id.type).label("agent_id")).subquery()
+_READ = (
+    select(
+        now().label("now"),
+        live_heads.c.incarnation,
+        live_heads.c.position.label("newest"),
+        live_heads.c.trimmed,
+        live,
+    )
+    .select_from(_PLACE)
+    .outerjoin(live_heads, live_heads.c.agent_id == _PLACE.c.agent_id)
+    .outerjoin(live, and_(live.c.agent_id == live_heads.c.agent_id, live.c.position > bindparam("since")))
+    .order_by(live.c.position)
+    .limit(AT_MOST)
+)
 
 
 class SqlEventLog:
@@ -52,7 +83,7 @@ class SqlEventLog:
             tx.execute(text("SET LOCAL synchronous_commit = off"))
         rows: list[dict[str, Any]] = []
         for agent_id, frames in groups:
-            last, now = self._advance(tx, agent_id, len(frames))
+            last, written_at = self._advance(tx, agent_id, len(frames))
             rows += [
                 {
                     "agent_id": agent_id,
@@ -63,7 +94,7 @@ class SqlEventLog:
                     "first": frame.first,
                     "n": frame.n,
                     "event": frame.event,
-                    "written_at": now,
+                    "written_at": written_at,
                 }
                 for position, frame in enumerate(frames, start=last - len(frames) + 1)
             ]
@@ -71,15 +102,8 @@ class SqlEventLog:
 
     def _advance(self, tx: Tx, agent_id: str, count: int) -> tuple[int, datetime]:
         """Lock the agent's head until the commit, move it on, and return it and the time."""
-        statement = (
-            tx.insert(live_heads)
-            .values(agent_id=agent_id, incarnation=new_id(), position=count, trimmed=0)
-            .on_conflict_do_update(
-                index_elements=[live_heads.c.agent_id], set_={"position": live_heads.c.position + count}
-            )
-            .returning(live_heads.c.position, tx.now().label("now"))
-        )
-        row = tx.execute(statement).one()
+        new = {"agent_id": agent_id, "incarnation": new_id(), "position": count, "more": count}
+        row = tx.execute(_ADVANCE, new).one()
         return row.position, row.now
 
     def head(self, agent_id: str) -> Cursor:
@@ -96,30 +120,17 @@ class SqlEventLog:
     def _read(self, tx: Tx, agent_id: str, after: Cursor, limit: int) -> Page:
         # A cursor of another log may hold a number that no column takes; its incarnation tells.
         since = 0 if after.incarnation == NOTHING_YET else min(max(after.position, 0), FURTHEST)
-        # One statement, so that frames, head and trimmed edge are of one moment. It always gives a row.
-        place = select(literal(agent_id).label("agent_id")).subquery()
-        rows = tx.execute(
-            select(
-                tx.now().label("now"),
-                live_heads.c.incarnation,
-                live_heads.c.position.label("newest"),
-                live_heads.c.trimmed,
-                live,
-            )
-            .select_from(place)
-            .outerjoin(live_heads, live_heads.c.agent_id == place.c.agent_id)
-            .outerjoin(live, and_(live.c.agent_id == live_heads.c.agent_id, live.c.position > since))
-            .order_by(live.c.position)
-            .limit(limit)
-        ).all()
+        rows = tx.execute(_READ, {"agent": agent_id, "since": since, "at_most": limit}).all()
         head = rows[0]
-        now = to_microseconds(head.now)
+        asked_at = to_microseconds(head.now)
         newest = (
-            Cursor(NOTHING_YET, now) if head.incarnation is None else Cursor(head.incarnation, head.newest)
+            Cursor(NOTHING_YET, asked_at)
+            if head.incarnation is None
+            else Cursor(head.incarnation, head.newest)
         )
         if after.incarnation == NOTHING_YET:
             # A log that begins lives longer than this, so none came and went since that look.
-            lost = bool(head.trimmed) or now - after.position > self._keep // MICROSECOND // 2
+            lost = bool(head.trimmed) or asked_at - after.position > self._keep // MICROSECOND // 2
         else:
             # Beyond the newest: the database has lost its last commits.
             lost = after.incarnation != head.incarnation or not head.trimmed <= after.position <= head.newest
@@ -137,7 +148,7 @@ class SqlEventLog:
         """Nothing: the connections are the database's."""
 
     def _overdue(self, tx: Tx) -> list[str]:
-        old = select(live.c.agent_id).where(live.c.written_at < tx.now(-self._keep)).distinct()
+        old = select(live.c.agent_id).where(live.c.written_at < now(-self._keep)).distinct()
         many = select(live_heads.c.agent_id).where(
             live_heads.c.position - live_heads.c.trimmed > self._keep_frames
         )
@@ -153,7 +164,7 @@ class SqlEventLog:
         if head is None:
             return 0
         too_old = select(func.max(live.c.position)).where(
-            live.c.agent_id == agent_id, live.c.written_at < tx.now(-self._keep)
+            live.c.agent_id == agent_id, live.c.written_at < now(-self._keep)
         )
         edge = max(tx.execute(too_old).scalar() or 0, head.position - self._keep_frames)
         if edge <= head.trimmed:

@@ -17,7 +17,7 @@ _NEXT_EPOCH = update(agents).where(_MINE).values(epoch=agents.c.epoch + 1)
 
 def make(tx: Tx, agent: AgentRef) -> None:
     """Add the agent's row where there is none yet."""
-    tx.execute(_MAKE, {"id": agent.id, "agent_class": agent.agent_class, "name": agent.name})
+    tx.execute(_MAKE, {"id": agent.id, "agent_class": agent.agent_class, "name": agent.name}).close()
 
 
 def lock(tx: Tx, agent_id: str) -> Row[Any] | None:

@@ -220,21 +220,22 @@ class Database:
 
         return self._transact(marked, lambda: not begun)
 
-    def single(self, work: Callable[[Tx], T]) -> T:
+    def single(self, work: Callable[[Tx], T], *, repeatable: bool = False) -> T:
         """Like :meth:`transact`, for *work* that executes one statement only, which commits by itself.
 
         On PostgreSQL that saves two of three round trips. What *work* raises after its statement undoes nothing.
+        A connection that dies meanwhile may have committed: then it raises, unless *work* is *repeatable*, that
+        is, running it again is right whether it was committed or not.
         """
         if not self.on_postgres:
-            return self.transact(work)
+            return self._transact(work, lambda: True, single=True)
         for attempt in range(1, REPEATS + 2):
             try:
                 with self._reading_engine().connect() as conn:
                     tx = Tx(conn, self.clock, single=True)
                     result = work(tx)
             except DBAPIError as error:
-                # A connection that died may have committed: whoever asked must look.
-                if attempt > REPEATS or not is_passing(error, committing=True):
+                if attempt > REPEATS or not is_passing(error, committing=not repeatable):
                     raise
                 pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
                 continue
@@ -247,13 +248,15 @@ class Database:
         """Whether the database is PostgreSQL (else it is SQLite)."""
         return self.url.get_backend_name() == "postgresql"
 
-    def _transact(self, work: Callable[[Tx], T], may_repeat: Callable[[], bool]) -> T:
+    def _transact(
+        self, work: Callable[[Tx], T], may_repeat: Callable[[], bool], *, single: bool = False
+    ) -> T:
         for attempt in range(1, REPEATS + 2):
             committing = False
             try:
                 with self.engine.connect() as conn:
                     transaction = conn.begin()
-                    tx = Tx(conn, self.clock)
+                    tx = Tx(conn, self.clock, single=single)
                     try:
                         result = work(tx)
                         committing = True
@@ -286,15 +289,21 @@ class Database:
         raise AssertionError("unreachable")
 
     def _reading_engine(self) -> Engine:
-        with self._lock:
+        reader = self._reader
+        while reader is None:
             self._open()
-            assert self._reader is not None
-            return self._reader
+            reader = self._reader
+        return reader
 
     def accept(self, work: Callable[[Tx], T]) -> T:
         """Run *work* in the caller's joined transaction where there is one, else in one of ours."""
         source = _joined.get().get(self)
         return self.transact(work) if source is None else work(source())
+
+    def accept_single(self, work: Callable[[Tx], T]) -> T:
+        """The same for *work* of one statement, as :meth:`single` takes it, that is repeatable."""
+        source = _joined.get().get(self)
+        return self.single(work, repeatable=True) if source is None else work(source())
 
     def look(self, work: Callable[[Tx], T]) -> T:
         """Read in the caller's joined transaction where there is one, so that it sees its own writes."""

@@ -17,7 +17,7 @@ _MAKE = insert_new(lines, lines.c.token, kind=TURNS, token=0)
 
 def make_line(tx: Tx, agent_id: str) -> None:
     """Make the agent's line where there is none yet."""
-    tx.execute(_MAKE, {"agent_id": agent_id})
+    tx.execute(_MAKE, {"agent_id": agent_id}).close()
 
 
 _LOCK = select(lines.c.process_id, lines.c.token).where(_OF_AGENT).with_for_update(key_share=True)

@@ -8,9 +8,10 @@ machine can prove that it is gone. Dead is final.
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, case, delete, or_, select, update
+from sqlalchemy import and_, bindparam, case, delete, insert, null, or_, select, update
 
 from think_celery.store.database import Tx
+from think_celery.store.statements import AT_MOST, insert_new, now, span
 from think_celery.store.tables import processes, ticks
 
 STEADY_GAP = timedelta(seconds=3)
@@ -23,23 +24,28 @@ LIVENESS = "leases"
 """The kind of pass that watches processes."""
 
 
+_MINE = and_(processes.c.id == bindparam("process"), processes.c.dead.is_(False))
+_REGISTER = insert(processes).values(until=now(span("lease")), dead=False, started_at=now())
+_RENEW = update(processes).where(_MINE).values(until=now(span("lease")), suspect_since=null())
+
+
 def register(tx: Tx, process_id: str, host: dict[str, Any], lease: timedelta) -> None:
     """Add this process, alive for one lease from now."""
-    tx.execute(
-        processes.insert().values(
-            id=process_id, host=host, until=tx.now(lease), dead=False, started_at=tx.now()
-        )
-    )
+    tx.execute(_REGISTER, {"id": process_id, "host": host, "lease": lease})
 
 
 def renew(tx: Tx, process_id: str, lease: timedelta) -> bool:
     """Stay alive for another lease, and say whether the process still may: once declared dead it may not."""
-    statement = (
-        update(processes)
-        .where(processes.c.id == process_id, processes.c.dead.is_(False))
-        .values(until=tx.now(lease), suspect_since=None)
-    )
-    return tx.execute(statement).rowcount == 1
+    return tx.execute(_RENEW, {"process": process_id, "lease": lease}).rowcount == 1
+
+
+_STEADY = case((ticks.c.last_at >= now(-STEADY_GAP), ticks.c.steady_since), else_=now())
+_NEW_KIND = insert_new(ticks, ticks.c.kind, last_at=now(-STEADY_GAP * 2), steady_since=now())
+_ADMIT = (
+    update(ticks)
+    .where(ticks.c.kind == bindparam("pass"), ticks.c.last_at <= now(span("ago")))
+    .values(last_at=now(), steady_since=_STEADY)
+)
 
 
 def admit(tx: Tx, kind: str, every: timedelta) -> bool:
@@ -47,29 +53,17 @@ def admit(tx: Tx, kind: str, every: timedelta) -> bool:
 
     Also keeps since when the passes have come steadily, which is what makes two looks count.
     """
-    tx.execute(
-        tx.insert(ticks)
-        .values(kind=kind, last_at=tx.now(-STEADY_GAP * 2), steady_since=tx.now())
-        .on_conflict_do_nothing()
-    )
-    steady = case((ticks.c.last_at >= tx.now(-STEADY_GAP), ticks.c.steady_since), else_=tx.now())
-    statement = (
-        update(ticks)
-        .where(ticks.c.kind == kind, ticks.c.last_at <= tx.now(-every))
-        .values(last_at=tx.now(), steady_since=steady)
-    )
-    return tx.execute(statement).rowcount == 1
+    tx.execute(_NEW_KIND, {"kind": kind})
+    return tx.execute(_ADMIT, {"pass": kind, "ago": -every}).rowcount == 1
+
+
+_OUT_OF_TIME = and_(processes.c.until < now(), processes.c.dead.is_(False))
+_LAPSED = select(processes.c.id).where(_OUT_OF_TIME).order_by(processes.c.until).limit(AT_MOST)
 
 
 def lapsed(tx: Tx, limit: int = 500) -> list[str]:
     """The processes whose time has run out and that are not declared dead yet."""
-    statement = (
-        select(processes.c.id)
-        .where(processes.c.until < tx.now(), processes.c.dead.is_(False))
-        .order_by(processes.c.until)
-        .limit(limit)
-    )
-    return list(tx.execute(statement).scalars())
+    return list(tx.execute(_LAPSED, {"at_most": limit}).scalars())
 
 
 def alive(tx: Tx) -> list[tuple[str, dict[str, Any]]]:
@@ -78,19 +72,25 @@ def alive(tx: Tx) -> list[tuple[str, dict[str, Any]]]:
     return [(row.id, row.host) for row in rows]
 
 
+_STEADY_SINCE = select(ticks.c.steady_since).where(ticks.c.kind == LIVENESS).scalar_subquery()
+_ADMITTED_AT = select(ticks.c.last_at).where(ticks.c.kind == LIVENESS).scalar_subquery()
+_NOT_SUSPECT = or_(processes.c.suspect_since.is_(None), processes.c.suspect_since < _STEADY_SINCE)
+_SUSPECT = update(processes).where(_MINE, _OUT_OF_TIME, _NOT_SUSPECT).values(suspect_since=now())
+
+
 def suspect(tx: Tx, process_id: str) -> None:
     """The first look: remember when it found the process out of time, unless a look that counts did already."""
-    steady_since = select(ticks.c.steady_since).where(ticks.c.kind == LIVENESS).scalar_subquery()
-    tx.execute(
-        update(processes)
-        .where(
-            processes.c.id == process_id,
-            processes.c.dead.is_(False),
-            processes.c.until < tx.now(),
-            or_(processes.c.suspect_since.is_(None), processes.c.suspect_since < steady_since),
-        )
-        .values(suspect_since=tx.now())
-    )
+    tx.execute(_SUSPECT, {"process": process_id})
+
+
+_WATCHED = and_(
+    processes.c.until < now(),
+    processes.c.suspect_since <= now(-SECOND_LOOK),
+    processes.c.suspect_since >= _STEADY_SINCE,
+    now(-STEADY_GAP) <= _ADMITTED_AT,
+)
+_END_PROVEN = update(processes).where(_MINE).values(dead=True)
+_END_WATCHED = _END_PROVEN.where(_WATCHED)
 
 
 def declare_dead(tx: Tx, process_id: str, *, known: bool = False) -> bool:
@@ -99,25 +99,14 @@ def declare_dead(tx: Tx, process_id: str, *, known: bool = False) -> bool:
     *known* means that its end is proven, so that one look is enough. Else the looks count only if the
     passes have come steadily since the first one, and if this pass has not been held up itself.
     """
-    steady_since = select(ticks.c.steady_since).where(ticks.c.kind == LIVENESS).scalar_subquery()
-    admitted_at = select(ticks.c.last_at).where(ticks.c.kind == LIVENESS).scalar_subquery()
-    watched = and_(
-        processes.c.until < tx.now(),
-        processes.c.suspect_since <= tx.now(-SECOND_LOOK),
-        processes.c.suspect_since >= steady_since,
-        admitted_at >= tx.now(-STEADY_GAP),
-    )
-    statement = update(processes).where(processes.c.id == process_id, processes.c.dead.is_(False))
-    if not known:
-        statement = statement.where(watched)
-    return tx.execute(statement.values(dead=True)).rowcount == 1
+    return tx.execute(_END_PROVEN if known else _END_WATCHED, {"process": process_id}).rowcount == 1
 
 
 def forget_dead(tx: Tx, older_than: timedelta, limit: int = 500) -> int:
     """Delete processes that have been dead for that long, and say how many."""
     old = (
         select(processes.c.id)
-        .where(processes.c.dead.is_(True), processes.c.until < tx.now(-older_than))
+        .where(processes.c.dead.is_(True), processes.c.until < now(-older_than))
         .limit(limit)
     )
     return tx.execute(delete(processes).where(processes.c.id.in_(old))).rowcount

@@ -16,9 +16,31 @@ from think_celery.store.tables import agents, submissions
 TERMINAL = [status.value for status in SubmissionStatus if is_terminal(status)]
 UNFINISHED = [SubmissionStatus.PENDING.value, SubmissionStatus.RUNNING.value]
 
+RECEIPT = (
+    submissions.c.id,
+    submissions.c.agent_id,
+    submissions.c.agent_class,
+    submissions.c.agent_name,
+    submissions.c.queue,
+    submissions.c.status,
+    submissions.c.idempotency_key,
+    submissions.c.metadata,
+    submissions.c.fingerprint,
+    submissions.c.message_id,
+    submissions.c.error_type,
+    submissions.c.error,
+    submissions.c.created_at,
+    submissions.c.started_at,
+    submissions.c.completed_at,
+    submissions.c.workflow_key,
+    submissions.c.workflow_run,
+)
+"""What who asked for a turn is told of it, and what the knock for it needs."""
+
 EPOCH = func.coalesce(select(agents.c.epoch).where(agents.c.id == bindparam("agent")).scalar_subquery(), 0)
 _INSERT = insert_new(
     submissions,
+    *RECEIPT,
     status=SubmissionStatus.PENDING,
     epoch=EPOCH,
     created_at=now(),
@@ -27,7 +49,7 @@ _INSERT = insert_new(
 
 
 def insert(tx: Tx, agent: AgentRef, **values: Any) -> Row[Any] | None:
-    """Add a pending submission, and return it; ``None`` where its id or key is taken: nothing is changed.
+    """Add a pending submission, and return its :data:`RECEIPT`; ``None`` where its id or key is taken.
 
     It belongs to the agent's present epoch. No row of ``agents`` is made or locked, for a second caller
     of a new agent would wait for the first one's transaction.
