@@ -34,7 +34,7 @@ class Ticker:
     """
 
     def __init__(
-        self, rt: Runtime, *, forgotten: bool = False, beside: Callable[[Runtime], None] = lambda rt: None
+        self, rt: Runtime, *, forgotten: bool = False, beside: Callable[[], None] = lambda: None
     ) -> None:
         """*forgotten* says that the broker holds no message, so all that waits is knocked for at first.
 
@@ -57,7 +57,7 @@ class Ticker:
             tick.knock_now(rt)
             self._forgotten = False
         done = tick.work(rt)
-        self._beside(rt)
+        self._beside()
         return done
 
     def _run(self, make_pass: Callable[[Runtime], int]) -> None:
@@ -155,7 +155,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         think = parent.app.think
         stops.listen(self._word, think.stop)
         stops.say_at_signals(self._word)
-        revocations = Revocations(parent.app)
+        revocations = Revocations(parent.app, think.runtime)
         # What an earlier process had in its memory is gone.
         ticker = Ticker(think.runtime, forgotten=is_in_memory(parent.app), beside=revocations.look)
         self._running = [revocations, ticker]

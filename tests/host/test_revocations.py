@@ -42,8 +42,8 @@ def app(t: ThinkTest) -> Celery:
 
 
 @pytest.fixture
-def worker(app: Celery) -> Iterator[Revocations]:
-    made = Revocations(app)
+def worker(t: ThinkTest, app: Celery) -> Iterator[Revocations]:
+    made = Revocations(app, t.rt)
     made.start()
     yield made
     made.stop()
@@ -75,7 +75,7 @@ class TestALook:
         revoked, other = submit("revoked"), submit("other")
         state.revoked.update(["of-the-host's", "\x00", ended.submission_id, revoked.submission_id])
 
-        worker.look(t.rt)
+        worker.look()
 
         rows = [submissions.get(t.rt, each.submission_id) for each in (ended, revoked, other)]
         assert [(row.status, row.error) for row in rows] == [
@@ -97,9 +97,9 @@ class TestALook:
         with monkeypatch.context() as patch:
             patch.setattr(revocations, "cancel", fail)
             with pytest.raises(OSError):
-                worker.look(t.rt)
+                worker.look()
 
-        worker.look(t.rt)
+        worker.look()
 
         assert status(t, revoked) == "aborted"
 
@@ -112,9 +112,27 @@ class TestALook:
         drop(app, other.submission_id, TICK)
         drop(make_app(t), other.submission_id)
 
-        worker.look(t.rt)
+        worker.look()
 
         assert (status(t, revoked), status(t, other)) == ("aborted", "pending")
+
+    def test_is_the_last_thing_that_a_worker_does(
+        self,
+        t: ThinkTest,
+        worker: Revocations,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """FR-08: told to stop right after a revoke, it must not be the only one that has heard of it."""
+        revoked = submit("revoked")
+        state.revoked.add(revoked.submission_id)
+
+        worker.stop()
+
+        assert status(t, revoked) == "aborted"
+        monkeypatch.setattr(worker, "look", lambda: 1 / 0)
+        worker.stop()  # a database that is away does not keep it from ending
+        assert "could not look at what was revoked last" in caplog.text
 
     def test_goes_through_a_long_list_in_parts(
         self, t: ThinkTest, worker: Revocations, monkeypatch: pytest.MonkeyPatch
@@ -126,7 +144,7 @@ class TestALook:
         left = []
 
         for _ in range(3):
-            worker.look(t.rt)
+            worker.look()
             left.append(sum(status(t, each) == "pending" for each in all_of_them))
 
         assert left == [3, 1, 0]
@@ -139,7 +157,7 @@ class TestAcceptedAnew:
     def again(self, t: ThinkTest, worker: Revocations) -> Any:
         first = submit("ada")
         state.revoked.add(first.submission_id)
-        worker.look(t.rt)
+        worker.look()
         assert Revokee("ada").delete_submission(first.submission_id)
         t.run_until_idle()
         again = submit("ada")
@@ -148,7 +166,7 @@ class TestAcceptedAnew:
 
     def test_it_is_not_cancelled_once_more(self, t: ThinkTest, worker: Revocations, again: Any) -> None:
         """A revoke is for what was there when it came."""
-        worker.look(t.rt)
+        worker.look()
 
         assert status(t, again) == "pending"
 
@@ -160,7 +178,7 @@ class TestAcceptedAnew:
         knock, t.rt.knock = t.rt.knock, lambda knock: sent.append(knock.task_id)
         drop(app, again.submission_id)
 
-        worker.look(t.rt)
+        worker.look()
 
         t.rt.knock = knock
         assert again.submission_id not in state.revoked
@@ -171,10 +189,10 @@ class TestAcceptedAnew:
     ) -> None:
         """Then it is cancelled, as anything else."""
         drop(app, again.submission_id)
-        worker.look(t.rt)
+        worker.look()
 
         state.revoked.add(again.submission_id)
-        worker.look(t.rt)
+        worker.look()
 
         assert status(t, again) == "aborted"
 
