@@ -140,7 +140,8 @@ def send_event(
     if rt.db.inside_joined:
         rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
     else:
-        rt.db.single(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
+        store = rt.db.single if rt.db.on_postgres else rt.db.transact  # SQLite needs two statements
+        store(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
 
 
 def _send_now(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:

@@ -152,17 +152,15 @@ _BEGIN = _beginning()
 def begin_wait(
     tx: Tx, lease: Lease, ref: StepRef, type: str | None, timeout: timedelta | None
 ) -> Row[Any] | None:
-    """Add the entry of a step that waits, and look as :func:`look` does. On PostgreSQL that is one statement.
+    """Add the entry of a step that waits, and look as :func:`look` does, in one statement.
 
-    ``None``, and nothing is changed, where the lease is lost, and where there is such an entry already.
+    ``None``, and nothing is changed, where the lease is lost and where there is such an entry already, and always on
+    SQLite, which has no such statement.
     """
-    values = steps_store.new_waiting(lease, ref, timeout)
-    if tx.postgres:
-        of = {"of_key": ref.workflow_key, "of_run": ref.run, "of_type": type}
-        return tx.execute(_BEGIN, {**values, **of}).first()
-    if tx.execute(steps_store.INSERT_WAITING, values).first() is None:
+    if not tx.postgres:
         return None
-    return look(tx, lease, ref, type, any_time=True)
+    of = {"of_key": ref.workflow_key, "of_run": ref.run, "of_type": type}
+    return tx.execute(_BEGIN, {**steps_store.new_waiting(lease, ref, timeout), **of}).first()
 
 
 def _looking() -> Select[Any]:
