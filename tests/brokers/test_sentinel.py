@@ -123,6 +123,7 @@ class TestLosses:
         assert losses_seen(watch) == 0
 
 
+@pytest.mark.services
 class TestServers:
     def test_a_restart_is_noticed_though_the_key_is_there_again(self) -> None:
         """A server that came back with an old snapshot has an old key, and has lost what came after that."""

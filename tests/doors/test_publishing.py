@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, signals
-from kombu import Exchange, Queue
+from kombu import Exchange, Producer, Queue
 
 from think_celery import publishing
 from think_celery.app import ThinkCelery
@@ -219,6 +219,18 @@ class TestCelerysOwn:
         assert {k: v for k, v in ours.properties.items() if k not in own} == {
             k: v for k, v in theirs.properties.items() if k not in own
         }
+
+    def test_an_older_kombu_sends_each_by_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without `Producer.batch` (before kombu 5.7) the same is sent, a little slower."""
+        monkeypatch.delattr(Producer, "batch", raising=False)
+        app = an_app()
+        publisher = Publisher(app, SystemClock())
+
+        for number in range(30):
+            publisher(knock(number, queue="one-by-one"))
+
+        assert publisher.flush(PATIENCE)
+        assert [m.headers["id"] for m in received(app, "one-by-one")] == [f"id-{n}" for n in range(30)]
 
     def test_it_goes_where_the_routes_say(self) -> None:
         """`task_routes` choose queue and priority, by name or by a function of the arguments; a row's queue wins."""
