@@ -11,8 +11,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,11 @@ class Size:
 
 @dataclass
 class Memory:
-    """What some processes have in memory, sampled."""
+    """What some processes have in memory, sampled. One that was replaced begins anew."""
 
-    processes: dict[str, Process]
+    processes: dict[str, Callable[[], Process]]
     samples: dict[str, list[float]] = field(default_factory=dict)
+    _pids: dict[str, int] = field(default_factory=dict)
     _next_at: float = 0.0
 
     def sample(self) -> None:
@@ -66,13 +67,18 @@ class Memory:
         if time.monotonic() < self._next_at:
             return
         self._next_at = time.monotonic() + 1
-        for name, process in self.processes.items():
-            if process.running:
+        for name, look in self.processes.items():
+            process = look()
+            if self._pids.setdefault(name, process.pid) != process.pid:
+                self._pids[name], self.samples[name] = process.pid, []
+            with suppress(OSError):  # it has just ended
                 self.samples.setdefault(name, []).append(memory_of(process.pid))
 
     def thirds(self) -> Iterator[tuple[str, float, float]]:
         """Each process with its greatest need in the second third (the first one loads) and in the last."""
         for name, found in self.samples.items():
+            if not found:
+                continue
             third = max(1, len(found) // 3)
             yield name, max(found[third : 2 * third] or found), max(found[-third:])
 
@@ -127,8 +133,9 @@ class Soak:
 
     def _play(self, parent: Nursery, chaos: Chaos, environment: dict[str, str]) -> list[str]:
         submitters = self._submitters(parent, environment)
-        steady = next(slot.process for slot in chaos.slots if slot.steady)
-        memory = Memory({"steady worker": steady, **submitters})
+        steady = next(slot for slot in chaos.slots if slot.steady)
+        looks = {name: lambda process=process: process for name, process in submitters.items()}
+        memory = Memory({"steady worker": lambda: steady.process, **looks})
         began = time.monotonic()
         while any(process.running for process in submitters.values()):
             chaos.step()
@@ -143,6 +150,7 @@ class Soak:
         calls_ended = time.monotonic()
         patience = min(330.0, 60.0 + self.size.seconds)
         while (left := self._unfinished()) and time.monotonic() - calls_ended < patience:
+            chaos.calm()
             memory.sample()
             time.sleep(0.1)
         self.figures |= {
@@ -197,7 +205,7 @@ class Soak:
     # --- when it is over --------------------------------------------------------------------------
 
     def _end(self, chaos: Chaos, broker_url: str) -> list[str]:
-        faults = []
+        faults = list(chaos.faults)
         with redis.Redis.from_url(broker_url) as client:
             until = time.monotonic() + 10
             while (length := int(client.llen(QUEUE))) and time.monotonic() < until:  # type: ignore[arg-type]
@@ -210,10 +218,11 @@ class Soak:
             faults.append(f"workers that were told to stop ended with {statuses}")
         if orphans := chaos.still_there():
             faults.append(f"children of killed pools still run: {orphans}")
-        verdict = Verdict(self.db, self.ops, self.logs, self.folder / "effects")
-        verdict.check()
-        self.figures |= verdict.figures
-        return faults + verdict.faults
+        self.verdict = Verdict(self.db, self.ops, self.logs, self.folder / "effects")
+        self.verdict.read()
+        faults += self.verdict.judge()
+        self.figures |= self.verdict.figures
+        return faults
 
 
 def sized(minutes: float, seed: int) -> Size:

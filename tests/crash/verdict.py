@@ -31,9 +31,9 @@ class Verdict:
     faults: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Look at everything."""
-        self._read()
+    def judge(self) -> list[str]:
+        """Look at all that was read; the promises that were broken."""
+        self.faults = []
         self._accepted()
         self._ended()
         for agent in sorted(self.messages):
@@ -41,17 +41,18 @@ class Verdict:
         self._workflows()
         self._done()
         self._leases()
+        return self.faults
 
-    def _read(self) -> None:
-        self.turns = self._rows(tables.submissions)
-        self.by_id = {row.id: row for row in self.turns}
-        self.runs = self._rows(tables.workflows)
+    def read(self) -> None:
+        """Read everything, after the end."""
+        self.rows = {table.name: self._rows(table) for table in tables.metadata.sorted_tables}
+        self.turns, self.runs = self.rows["think_submissions"], self.rows["think_workflows"]
+        ledger = text("SELECT workflow_id FROM ledger")
+        self.ledger = self.db.read(lambda tx: list(tx.execute(ledger).scalars()))
+        self.done = effects(self.effects)
         self.calls = [json.loads(line) for log in self.logs for line in log.read_text().splitlines()]
-        self.by_call: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        for call in self.calls:
-            self.by_call[call["do"], call["key"]].append(call)
         self.messages: dict[str, list[UIMessage]] = {}
-        for agent in self._rows(tables.agents):
+        for agent in self.rows["think_agents"]:
             rows = self.db.read(lambda tx, agent=agent: stored.of(tx, agent.id))  # type: ignore[misc]
             given = [{"id": row.message_id, "role": row.role, "parts": row.parts} for row in rows]
             self.messages[agent.name] = as_messages(given)
@@ -67,6 +68,9 @@ class Verdict:
 
     def _accepted(self) -> None:
         """Every call was made, each key is one row, and one caller was told that the row is new."""
+        self.by_call: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+        for call in self.calls:
+            self.by_call[call["do"], call["key"]].append(call)
         made = Counter((call["do"], call["key"]) for call in self.calls)
         self._must(made == Counter((op.do, op.key) for op in self.ops), "calls were not made, or made twice")
         rows = Counter(row.idempotency_key for row in self.turns if row.workflow_key is None)
@@ -152,17 +156,16 @@ class Verdict:
                 self._must(
                     serialization.loads(row.output) == SAGA, f"{row.workflow_id} returned something else"
                 )
-        ledger = self.db.read(lambda tx: tx.execute(text("SELECT workflow_id FROM ledger")).scalars().all())
-        self._must(Counter(ledger) == Counter(wanted), "the ledger has rows too many or too few")
-        news = Counter(row.status for row in self._rows(tables.outbox))
+        self._must(Counter(self.ledger) == Counter(wanted), "the ledger has rows too many or too few")
+        news = Counter(row.status for row in self.rows["think_outbox"])
         self._must(news == {"delivered": len(wanted)}, f"news: {dict(news)}")
-        events = Counter(bool(row.consumed_by) for row in self._rows(tables.events))
+        events = Counter(bool(row.consumed_by) for row in self.rows["think_events"])
         self._must(events == {True: 2 * len(wanted)}, f"events (taken or not): {dict(events)}")
 
     def _done(self) -> None:
         """Each effect was done, under one key; only what may be repeated was done twice."""
         done: dict[str, Counter[str]] = defaultdict(Counter)
-        for line in effects(self.effects):
+        for line in self.done:
             done[line["what"]][line["key"]] += 1
         runs = len(self.runs)
         for what in ("fetch", "send"):
@@ -189,9 +192,9 @@ class Verdict:
 
     def _leases(self) -> None:
         """Nobody holds anything any more, and nothing is expected."""
-        for table in (tables.lines, tables.workflows):
-            held = [row for row in self._rows(table) if row.process_id is not None]
-            self._must(not held, f"leases are left in {table.name}: {held}")
-        for table in (tables.submissions, tables.workflows, tables.outbox):
-            expected = sum(row.knock_at is not None for row in self._rows(table))
-            self._must(not expected, f"{expected} knocks are expected in {table.name}")
+        for name in ("think_lines", "think_workflows"):
+            held = sum(row.process_id is not None for row in self.rows[name])
+            self._must(not held, f"{held} leases are left in {name}")
+        for name in ("think_submissions", "think_workflows", "think_outbox"):
+            expected = sum(row.knock_at is not None for row in self.rows[name])
+            self._must(not expected, f"{expected} knocks are expected in {name}")
