@@ -207,14 +207,15 @@ class Replay:
     def at_once(self, asked: Asked, work: Callable[[Tx], T | None]) -> T | None:
         """Run *work*, one statement that holds its own fence and commits by itself: the fast way to write.
 
-        What is not true means that nothing was written; :meth:`write` then does it or says why it can't be done.
+        What is not true means that nothing was written, or that it was written before and its answer was lost:
+        :meth:`write` then does it, or finds it, or says why it can't be done.
 
         Raises:
             Suspend: The database stays away: nothing is stored.
         """
         if self.attempts > 1:  # the run's row has to be written, too
             return None
-        act = partial(self.rt.db.single, work)
+        act = partial(self.rt.db.single, work, repeatable=True)
         return self.guarded(asked, lambda: patiently(self.rt, self.hold, act))
 
     def read(self, asked: Asked, work: Callable[[Tx], T]) -> T:

@@ -95,8 +95,9 @@ def start(
             tx.after_commit(lambda: _started(rt, row))
         return row is not None
 
-    started = rt.db.accept(work) if rt.db.inside_joined else rt.db.single(work)
-    if not started and on_conflict == "raise":
+    # Repeated after a lost answer, it could not tell a workflow that was there from its own.
+    accept = rt.db.accept_single if on_conflict == "return" else rt.db.accept
+    if not accept(work) and on_conflict == "raise":
         raise WorkflowExists(ref.workflow, ref.workflow_id)
     return ref.workflow_id
 
@@ -140,14 +141,19 @@ def send_event(
     if rt.db.inside_joined:
         rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
     else:
-        store = rt.db.single if rt.db.on_postgres else rt.db.transact  # SQLite needs two statements
-        store(lambda tx: _send_now(rt, tx, ref, type, text, dedupe_key))
+        _send_now(rt, ref, type, text, dedupe_key)
 
 
-def _send_now(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
-    rt.failpoint("event:before-commit")
-    row = events.send(tx, ref.key, type=type, payload=text, dedupe_key=dedupe_key)
-    inbox.tell(rt, tx, ref.key, row)
+def _send_now(rt: Runtime, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
+    def work(tx: Tx) -> None:
+        rt.failpoint("event:before-commit")
+        row = events.send(tx, ref.key, type=type, payload=text, dedupe_key=dedupe_key)
+        inbox.tell(rt, tx, ref.key, row)
+
+    if rt.db.on_postgres:
+        rt.db.single(work, repeatable=True)
+    else:
+        rt.db.transact(work)
 
 
 def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
