@@ -114,7 +114,7 @@ def queue_of(stage: Stage) -> str:
 def client(stage: Stage, url: str, **conf: Any) -> Publisher:
     """Let this process knock as a client does, over that broker."""
     app = Celery("client", broker=url, set_as_current=False)
-    app.conf.update(task_default_queue=queue_of(stage), **conf)
+    app.conf.update({"task_default_queue": queue_of(stage), **conf})
 
     def never() -> Any:
         raise AssertionError("no task runs here")

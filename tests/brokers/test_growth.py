@@ -12,6 +12,7 @@ from tests.brokers.place import (
     all_completed,
     client,
     forget_knocks,
+    forget_workflows,
     queue_of,
     start_worker,
     submit,
@@ -84,13 +85,16 @@ class TestMessages:
         where that is done.
         """
         with Broker() as broker:
-            publisher = client(stage, broker.url)
+            start_worker(stage, broker.url).marked("ready")
+            stage.until(lambda: broker.client.keys("think:sentinel:*"), 5, what="watched")
+            publisher = client(stage, broker.url, task_default_queue="nobody-listens")
             submission_id = submit(stage, "wordy", "do: #" + "x" * 900_000)
             stage.start_saga("do: #saga")
-            assert publisher.flush(10)
-            raw = broker.client.lrange(queue_of(stage), 0, -1)
-            broker.client.flushall()
             forget_knocks(stage, "wordy")
+            forget_workflows(stage)
+            assert publisher.flush(10)
+            raw = broker.client.lrange("nobody-listens", 0, -1)
+            broker.client.delete("nobody-listens")
             shown = {}
             for text in raw:  # type: ignore[union-attr]
                 message = json.loads(text)
@@ -99,9 +103,9 @@ class TestMessages:
                 shown[message["headers"]["task"]] = ast.literal_eval(message["headers"]["kwargsrepr"])
             assert shown["think.submission.run"] == {"submission": submission_id, "agent": "Scribe/wordy"}
 
-            start_worker(stage, broker.url).marked("ready")
             send_again(stage, broker, shown)
             stage.until(lambda: all_completed(stage, 2), 3 * TICK, what="completed")
+            client(stage, broker.url)
             stage.send_go()
             stage.until(stage.saga_ended, 3 * TICK, what="ended")
             rows, requests = stage.stored(), len(stage.requests())
