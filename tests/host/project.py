@@ -111,7 +111,7 @@ def make_app(environ: Mapping[str, str], **more: Any) -> Celery:
         task_routes={"*": {"queue": queue, "priority": 3, "serializer": "pickle", "compression": "bzip2"}},
         think_database_url=environ["HOST_DATABASE"],
         think_imports=["tests.host.project"],
-        think_lease=3,
+        think_lease=10,
         think_live_database_url=environ["HOST_LIVE"],
         think_model="openai/gpt-test",
         think_openai_api_key=f"sk-{MARK}-api-key",

@@ -23,7 +23,7 @@ from think_celery.runtime import Runtime, set_current
 from think_celery.store import tables
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 30.0
+SECONDS = 60.0
 """How long anything may take before a test says that it does not come."""
 
 
