@@ -1,6 +1,10 @@
 """The gevent pool: what computes without a pause holds up the other greenlets, and never the lease."""
 
+import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 from tests.crash.stage import BOUND, LEASE, Stage
 from tests.pools.scenes import alive, begin, begun, connect, ended, hand, listener, row_of
@@ -45,3 +49,22 @@ class TestComputing:
 
         assert {row_of(stage, turn).status for turn in (*resting, *listening)} == {"completed"}
         assert stage.took(began, ended_at) < 20  # one after the other they would rest for 40 s
+
+
+class TestTheMonitorAmongGreenlets:
+    def test_it_renews_in_a_thread_and_tells_in_theirs(self, sqlite_url: str) -> None:
+        """A cancel reaches the turn in its own thread, which its events and sockets belong to; renewal is beside."""
+        told = subprocess.run(
+            [sys.executable, "-m", "tests.pools.greenlets", sqlite_url],
+            cwd=Path(__file__).parent.parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+        assert told.returncode == 0, told.stderr
+        seen = json.loads(told.stdout)
+        assert seen["waited"] < 10
+        assert seen["told here"]
+        assert seen["renewed elsewhere"]
+        assert seen["renewed meanwhile"] > 0

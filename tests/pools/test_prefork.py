@@ -146,8 +146,8 @@ class TestSoftShutdown:
             first.kill()
             first.wait(10)
 
-        assert exited_at - told_at >= 7.0  # Celery's own wait, whatever the turns do
-        assert exited_at - taken_at >= 2.0, log.read_text()
+        assert exited_at - told_at >= 8.0  # Celery's own wait, whatever the turns do
+        assert taken_at - told_at <= 7.0, log.read_text()
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
         stage.check_answer("do: note slowest", stage.submission().message_id)
         assert stage.submission().attempts == 1

@@ -28,7 +28,7 @@ from tests.pools.scenes import (
     queue_of,
     row_of,
 )
-from think_celery.domain import knocks
+from think_celery.domain import knocks, recovery
 from think_celery.store import tables
 
 ROOT = Path(__file__).parent.parent.parent
@@ -148,6 +148,7 @@ class TestElsewhere:
             begin(stage, "threads", redis_url)
             (there,) = [row for row in alive(stage) if row.host["namespace"] != own_namespace()]
             assert there.host["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            recovery.sweep(stage.rt)
             stage.until(lambda: ended(stage, submission), 2 * BOUND, what="ended")
         finally:
             os.killpg(first.pid, signal.SIGKILL)
