@@ -87,16 +87,15 @@ def _claim(rt: Runtime, tx: Tx, submission_id: str, process_id: str) -> Claim | 
 
 def _first_lease(tx: Tx, submission_id: str, process_id: str) -> Lease:
     """Make a line where there was none, and take it; else it is another's, who knocks when it gives it back."""
+    agents.make_for(tx, submission_id)
+    lease = line_rows.make_and_take_line(tx, submission_id, process_id)
+    if lease is not None:
+        return lease
     row = submissions.get(tx, submission_id)
     if row is None:
         raise _NotNow("not-found")
     _refuse(row)
-    agents.make(tx, AgentRef(row.agent_class, row.agent_name))
-    line_rows.make_line(tx, row.agent_id)
-    lease = line_rows.take_line(tx, submission_id, process_id)
-    if lease is None:
-        raise _NotNow("busy")
-    return lease
+    raise _NotNow("busy")
 
 
 def _refuse(row: Any) -> None:

@@ -47,8 +47,8 @@ def as_row(message: UIMessage) -> dict[str, Any]:
 
 
 def from_row(row: Any) -> UIMessage:
-    """A row as a message."""
-    return UIMessage(
+    """A row as a message. Only its parts are looked at again: the rest is as it was when it was stored."""
+    return UIMessage.model_construct(
         id=row.message_id,
         role=row.role,
         parts=load_parts(row.parts),
@@ -84,7 +84,8 @@ def repaired(messages: Iterable[UIMessage]) -> list[UIMessage]:
             continue
         parts = [_settled(part) for part in message.parts if not _half_written(part)]
         if says_something(parts):
-            fit.append(message.model_copy(update={"parts": parts}))
+            same = parts == message.parts
+            fit.append(message if same else message.model_copy(update={"parts": parts}))
     return fit
 
 

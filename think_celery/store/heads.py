@@ -69,7 +69,22 @@ def head(tx: Tx, agent_id: str) -> Row[Any] | None:
 
 _CANDIDATE = (
     select(
-        submissions,
+        submissions.c.seq,
+        submissions.c.id,
+        submissions.c.agent_id,
+        submissions.c.agent_class,
+        submissions.c.agent_name,
+        submissions.c.status,
+        submissions.c.messages,
+        submissions.c.structure,
+        submissions.c.workflow_key,
+        submissions.c.workflow_run,
+        submissions.c.event_type,
+        submissions.c.message_id,
+        submissions.c.attempts,
+        submissions.c.takeovers,
+        submissions.c.model_attempts,
+        submissions.c.applied_at,
         (submissions.c.id == _HEAD_ID).label("is_head"),
         _DUE.label("due"),
         (submissions.c.epoch < EPOCH).label("outdated"),

@@ -3,11 +3,11 @@
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import and_, bindparam, null, select, update
+from sqlalchemy import and_, bindparam, literal, null, select, update
 
 from think_celery.store.database import Tx
 from think_celery.store.leases import LINE_HELD, TURNS, Lease
-from think_celery.store.statements import AT_MOST, insert_new, now, span
+from think_celery.store.statements import AT_MOST, Statement, insert_new, now, on_each, span
 from think_celery.store.tables import lines, submissions
 
 _OF_AGENT = and_(lines.c.agent_id == bindparam("agent"), lines.c.kind == TURNS)
@@ -37,12 +37,38 @@ _TAKE = (
 )
 
 
+_FIRST_LEASE = select(
+    submissions.c.agent_id, literal(TURNS), bindparam("process", type_=lines.c.process_id.type), literal(1)
+).where(submissions.c.id == bindparam("submission"))
+_MAKE_AND_TAKE = on_each(
+    lambda insert: (
+        insert(lines)
+        .from_select(["agent_id", "kind", "process_id", "token"], _FIRST_LEASE)
+        .on_conflict_do_update(
+            index_elements=[lines.c.agent_id, lines.c.kind],
+            set_={"process_id": bindparam("process"), "token": lines.c.token + 1},
+            where=lines.c.process_id.is_(None),
+        )
+        .returning(lines.c.agent_id, lines.c.token)
+    )
+)
+
+
 def take_line(tx: Tx, submission_id: str, process_id: str) -> Lease | None:
     """Take the line of a submission's agent if it is free.
 
     ``None`` if another holds it, if there is none yet, or no such submission.
     """
-    row = tx.execute(_TAKE, {"submission": submission_id, "process": process_id}).first()
+    return _taken(tx, _TAKE, submission_id, process_id)
+
+
+def make_and_take_line(tx: Tx, submission_id: str, process_id: str) -> Lease | None:
+    """The same, but a line that there was none of is made. The agent has its row already, and so its lock first."""
+    return _taken(tx, _MAKE_AND_TAKE, submission_id, process_id)
+
+
+def _taken(tx: Tx, statement: Statement, submission_id: str, process_id: str) -> Lease | None:
+    row = tx.execute(statement, {"submission": submission_id, "process": process_id}).first()
     if row is None:
         return None
     return Lease(kind=TURNS, key=row.agent_id, process_id=process_id, token=row.token)

@@ -56,7 +56,19 @@ def store_finished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
 
 
 _GET = select(messages).where(_MINE)
-_IN_ORDER = select(messages).where(_OF_AGENT).order_by(messages.c.position, messages.c.seq)
+_IN_ORDER = (
+    select(
+        messages.c.message_id,
+        messages.c.role,
+        messages.c.parts,
+        messages.c.metadata,
+        messages.c.created_at,
+        messages.c.position,
+        messages.c.status,
+    )
+    .where(_OF_AGENT)
+    .order_by(messages.c.position, messages.c.seq)
+)
 
 
 def get(tx: Tx, agent_id: str, message_id: str) -> Row[Any] | None:
