@@ -22,6 +22,8 @@ from tests.undo import undone_at_the_end
 ALIVE = 2
 """Workers that are left alone by all faults of the moment."""
 
+SETTLED_SECONDS = 2.0
+
 
 class Broker:
     """A Redis that can be restarted on its port, with what it held or without."""
@@ -93,6 +95,12 @@ class Slot:
     def at_work(self) -> bool:
         """Whether it runs and is not frozen."""
         return self.back_at is None and self.thaw_at is None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has been ready for a while: Celery gives a pool up whose child dies while it starts."""
+        mark = Path(f"{self.process.log}.ready")
+        return mark.exists() and time.monotonic() - float(mark.read_text()) > SETTLED_SECONDS
 
 
 class Chaos:
@@ -186,7 +194,7 @@ class Chaos:
     def kill_child(self, now: float) -> None:
         """kill -9 of a child of the prefork pool."""
         slot = next(slot for slot in self.slots if slot.pool == "prefork")
-        if slot.at_work and (children := children_of(slot.process.pid)):
+        if slot.at_work and slot.settled and (children := children_of(slot.process.pid)):
             _signal(self._dice.choice(children), signal.SIGKILL)
             self.happened["child killed"] += 1
 

@@ -15,6 +15,8 @@ from think_celery.tools import ToolContext, tool
 
 EFFECTS = "CRASH_EFFECTS"
 """The environment variable that names the file to which each effect appends a line."""
+LINGER = "CRASH_LINGER"
+"""The one that says how many seconds pass then, before its result can be stored."""
 
 
 def effect(what: str, key: str) -> str:
@@ -25,6 +27,7 @@ def effect(what: str, key: str) -> str:
         os.write(file, line.encode())
     finally:
         os.close(file)
+    time.sleep(float(os.environ.get(LINGER, "0")))
     return f"{what} done"
 
 

@@ -25,7 +25,7 @@ from tests.crash import load
 from tests.crash.chaos import Broker, Chaos, memory_of
 from tests.crash.model import answer
 from tests.crash.nursery import Nursery, Process, nursery
-from tests.crash.project import EFFECTS
+from tests.crash.project import EFFECTS, LINGER
 from tests.crash.verdict import Verdict
 from tests.providers.server import ModelServer
 from think_celery.clock import SystemClock
@@ -127,6 +127,7 @@ class Soak:
             "CRASH_BROKER": broker_url,
             "CRASH_QUEUE": QUEUE,
             EFFECTS: str(self.folder / "effects"),
+            LINGER: "0.3",
         }
 
     # --- while it goes on -------------------------------------------------------------------------
