@@ -73,7 +73,11 @@ class Publisher:
             return
         if self._breaker.rests():
             return
-        sender = self._live_sender()
+        try:
+            sender = self._live_sender()
+        except RuntimeError as error:  # a process that ends, or may have no more threads
+            logger.warning("no knock can be published (%s); the tick finds the rows", error)
+            return
         if sender.queued() >= QUEUED and not sender.flush(WAIT_SECONDS):
             sender.pause("the broker does not keep up")
             return
@@ -182,9 +186,7 @@ class _Sender(threading.Thread):
     def run(self) -> None:
         while not self._given_up:
             items = list(self._taken())
-            self._busy_since = self._clock.elapsed()
             self._send([item for item in items if isinstance(item, tuple)])
-            self._busy_since = None
             for item in items:
                 if isinstance(item, threading.Event):
                     item.set()
@@ -222,6 +224,7 @@ class _Sender(threading.Thread):
 
     def _sent(self, knocks: list[Queued]) -> str | None:
         """Send them all, in order; what went wrong, if something did."""
+        self._busy_since = self._clock.elapsed()
         try:
             if self._line is None:
                 self._line = _Line(self._app)
@@ -231,6 +234,8 @@ class _Sender(threading.Thread):
         except Exception as error:
             self._hang_up()
             return type(error.__cause__ or error).__name__
+        finally:
+            self._busy_since = None
         return None
 
     def _note(self, problem: str) -> bool:
