@@ -27,7 +27,7 @@ FANS = 10
 
 class TestGrowth:
     @pytest.mark.parametrize(
-        ("turns", "backend"), [(500, True), (50, False)], ids=["results never expire", "no result backend"]
+        ("turns", "backend"), [(400, True), (100, False)], ids=["results never expire", "no result backend"]
     )
     def test_nothing_stays_behind(self, stage: Stage, turns: int, backend: bool) -> None:
         """FR-26: no key and no channel is left, with results that never expire, and without a result backend.
