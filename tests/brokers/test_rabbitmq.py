@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -31,6 +32,9 @@ def rabbitmq(stage: Stage) -> Iterator[Connection]:
         try:
             yield connection
         finally:
+            for worker in stage.workers:  # one that lives would declare its queue again
+                worker.signal(signal.SIGKILL)
+                worker.wait(10)
             with contextlib.suppress(connection.channel_errors):
                 connection.default_channel.queue_delete(queue_of(stage))
             with contextlib.suppress(connection.channel_errors):
