@@ -30,7 +30,7 @@ def measure(place: Place, size: Size) -> Iterator[Row]:
 def _one_at_a_time(pool: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
     floor, *turns, prompts = sampled(
         size,
-        size.pick(2, 10, 40),
+        size.pick(2, 10, 30),
         lambda _: start(scene, worker),
         *(partial(turn, scene, chunks) for chunks in ANSWERS),
         partial(prompt, scene),
@@ -82,7 +82,7 @@ def _is(scene: Scene, sql: bytes, key: str, status: str) -> bool:
 
 
 def _many(pool: str, scene: Scene, worker: Worker, size: Size) -> Iterator[Row]:
-    each, runs, tasks = size.pick(1, 5, 20), size.pick(5, 60, 200), size.pick(20, 300, 1000)
+    each, runs, tasks = size.pick(1, 5, 10), size.pick(5, 60, 100), size.pick(20, 300, 600)
     floor, turns, prompts = in_turn(
         size,
         lambda _: drain(scene, worker, tasks),
