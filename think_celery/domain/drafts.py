@@ -12,6 +12,7 @@ from think_celery.errors import LeaseLost
 from think_celery.messages import UIMessage, load_parts
 from think_celery.protocols import Finish
 from think_celery.runtime import Runtime
+from think_celery.states import SubmissionStatus
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store import submissions
@@ -93,8 +94,19 @@ class Draft:
                 raise LeaseLost(str(lease))
             result = change(tx)
             lines.expect_next_on(self._rt, tx, lease.key)
-            self._rt.failpoint("turn:before-commit")
             return result
+
+        return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
+
+    def end(self, row: Any, status: SubmissionStatus, **outcome: Any) -> bool:
+        """End the turn with what there is of its message, as ``lines.finish`` does in one transaction."""
+
+        def work(tx: Tx) -> bool:
+            message = self._row() if self.says_something else None
+            lease, message_id = self._hold.lease, self.message_id
+            ended = lines.finish(self._rt, tx, lease, row, status, message_id, message, **outcome)
+            self._rt.failpoint("turn:before-commit")
+            return ended
 
         return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
 

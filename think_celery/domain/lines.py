@@ -9,7 +9,7 @@ from think_celery.domain import knocks
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
-from think_celery.store import heads, lines, outbox, submissions, workflows
+from think_celery.store import endings, heads, lines, outbox, submissions, workflows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
@@ -60,14 +60,57 @@ def end(
     behind a head leaves the head alone: waiting for its row, which others may be ending just now, could
     end in a circle of waits.
     """
-    error = None if error is None else storable(error, MAX_ERROR)
-    error_type = None if error_type is None else storable(error_type, MAX_TYPE)
+    error_type, error = _storable(error_type, error)
     was_head = not holding and heads.head_id(tx, row.agent_id) == row.id
     if not submissions.end(tx, row.seq, status, error_type=error_type, error=error):
         return False
-    tell_workflow(rt, tx, row, status, error_type=error_type, error=error, output=output)
+    _tell(rt, tx, row, status, error_type=error_type, error=error, output=output)
     if was_head:
         expect_next(rt, tx, row.agent_id)
+    return True
+
+
+def finish(
+    rt: Runtime,
+    tx: Tx,
+    lease: Lease,
+    row: Any,
+    status: SubmissionStatus,
+    message_id: str,
+    message: dict[str, Any] | None,
+    *,
+    error_type: str | None = None,
+    error: str | None = None,
+    output: Any = None,
+) -> bool:
+    """End a turn in hand: its message, its status, the news of it, the line, and who is next (promise 6).
+
+    False if it had been ended before: then its message is stored, and the line given back, all the same.
+
+    Raises:
+        LeaseLost: The line is another's. Nothing is written.
+    """
+    error_type, error = _storable(error_type, error)
+    ended = endings.end_turn(
+        tx, lease, row.seq, status, message_id, message, error_type=error_type, error=error
+    )
+    if ended:
+        _tell(rt, tx, row, status, error_type=error_type, error=error, output=output)
+    expect_next_on(rt, tx, lease.key)
+    return ended
+
+
+def _storable(error_type: str | None, error: str | None) -> tuple[str | None, str | None]:
+    return (
+        None if error_type is None else storable(error_type, MAX_TYPE),
+        None if error is None else storable(error, MAX_ERROR),
+    )
+
+
+def _tell(
+    rt: Runtime, tx: Tx, row: Any, status: SubmissionStatus, *, error_type: str | None, **told: Any
+) -> None:
+    tell_workflow(rt, tx, row, status, error_type=error_type, **told)
     logger.info(
         "submission %s is %s%s",
         row.id,
@@ -75,7 +118,6 @@ def end(
         f" ({error_type})" if error_type else "",
         extra={"think_event": f"submission.{status}", "think_submission": row.id},
     )
-    return True
 
 
 def tell_workflow(

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
-from think_celery.domain import calls, conversation, finals, hooks, lines, recovery
+from think_celery.domain import calls, conversation, finals, hooks, recovery
 from think_celery.domain.answers import Answer
 from think_celery.domain.drafts import Draft
 from think_celery.domain.leases import Hold
@@ -296,21 +296,7 @@ class Turn:
         error_type, text = (None, None) if error is None else describe(error)
         if error is not None and self.answer.step_parts:
             self._rewind()  # the cut text of a failed attempt is no answer
-
-        def change(tx: Tx) -> bool:
-            self.draft.finished(tx)
-            return lines.end(
-                self.rt,
-                tx,
-                self.row,
-                status,
-                error_type=error_type,
-                error=text,
-                output=output,
-                holding=True,
-            )
-
-        ended = self.draft.write_last(change)
+        ended = self.draft.end(self.row, status, error_type=error_type, error=text, output=output)
         self.rt.failpoint("turn:committed")
         if not ended:  # cancelled at the last moment: the answer stays, the status is the canceller's
             return self._announce(SubmissionStatus.ABORTED)

@@ -13,7 +13,7 @@ STREAMING, DONE = "streaming", "done"
 _OF_AGENT = messages.c.agent_id == bindparam("agent")
 _MESSAGE = bindparam("message", type_=messages.c.message_id.type)
 _MINE = and_(_OF_AGENT, messages.c.message_id == _MESSAGE)
-_END = (
+END = (
     func.coalesce(
         select(func.max(messages.c.position))
         .where(_OF_AGENT, messages.c.position < UNPLACED)
@@ -23,7 +23,7 @@ _END = (
     + 1
 )
 
-_APPEND = insert_new(messages, messages.c.seq, position=_END, status=DONE)
+_APPEND = insert_new(messages, messages.c.seq, position=END, status=DONE)
 
 
 def append(tx: Tx, agent_id: str, message: dict[str, Any]) -> bool:
@@ -42,7 +42,7 @@ def _putting(position: Any, status: str) -> Any:
 
 
 _PUT_UNFINISHED = _putting(UNPLACED, STREAMING)
-_PUT_FINISHED = _putting(_END, DONE)
+_PUT_FINISHED = _putting(END, DONE)
 
 
 def store_unfinished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ _SETTLE = (
         messages.c.status == STREAMING,
         or_(_MESSAGE.is_(None), messages.c.message_id == _MESSAGE),
     )
-    .values(position=_END, status=DONE)
+    .values(position=END, status=DONE)
 )
 
 

@@ -144,15 +144,16 @@ def begin(tx: Tx, submission_id: str, message_id: str) -> bool:
     return move(tx, _BEGIN, submission=submission_id, new_message_id=message_id)
 
 
+ENDED: dict[str, Any] = {"completed_at": now(), "knock_at": null(), "messages": null()}
+"""What changes with a terminal status."""
+
 _END = {
     status: moving(
         submissions,
         submissions.c.seq == bindparam("number"),
         status,
         allowed=SUBMISSION_MOVES,
-        completed_at=now(),
-        knock_at=null(),
-        messages=null(),
+        **ENDED,
     )
     for status in SubmissionStatus
     if is_terminal(status)
