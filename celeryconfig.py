@@ -48,7 +48,6 @@ result_expires = int(os.environ.get("CELERY_RESULT_EXPIRES", "3600"))
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None  # a worker outlives any outage of its broker,
 broker_channel_error_retry = True  # and one that refuses for a while, such as a Redis whose memory is full
-broker_channel_error_retry = True  # and a broker that refuses something for a while
 broker_heartbeat = 30  # RabbitMQ: a connection that is dead without saying so is noticed
 
 broker_transport_options = {

@@ -351,14 +351,12 @@ def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
     assert result(tmp_path / "state", "H-1")["outcome"] == "applied"
 
 
-PRODUCTION = Path(__file__).parents[2] / "docs" / "howto" / "production.md"
+HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "docker.md"
 
 
 def told_in_the_how_to() -> str:
     """The lines that start a demo workflow from another process."""
-    (block,) = re.findall(
-        r"^```text\n(import think_celery\.celery.*?)^```$", PRODUCTION.read_text(), re.M | re.S
-    )
+    (block,) = re.findall(r"python -c '\n(import think_celery\.celery.*?)'$", HOW_TO.read_text(), re.M | re.S)
     return str(block)
 
 

@@ -1,8 +1,10 @@
 """Worker processes and their liveness: a lease is as long as its process is alive.
 
 Renewing is one UPDATE of one row, however many turns a process runs. A process is declared dead in two
-looks (engine rule: one look after a stall of everybody would take over live work), or at once when this
-machine can prove that it is gone. Dead is final.
+looks, some seconds apart, or at once when this machine can prove that it is gone. Dead is final.
+
+One look is not enough: when the database stood still for everybody, nobody could renew, and whoever comes first
+afterwards would find all leases run out and take over work that is alive.
 """
 
 from datetime import timedelta
