@@ -100,7 +100,7 @@ Written by `python -m benchmarks`; change the command, not this page.
 Everything below was measured in one run on one machine, side by side: in each round a floor, then ours, against
 the same database and broker. So the ratios tell something about the engine; the absolute figures tell
 something about the machine, too. Each figure is the median of {rounds} rounds after one that was not counted;
-in brackets the lowest and the highest. How each was taken is on [a page of its own](design/performance.md).{small}
+in brackets the lowest and the highest. How each was taken: [benchmarks](../benchmarks/README.md).{small}
 
 Measured on: {facts}.
 
