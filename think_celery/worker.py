@@ -176,5 +176,8 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
             each.stop()
 
     def terminate(self, parent: Any) -> None:
-        """The same at a cold shutdown."""
+        """At a cold shutdown, where Celery waits for nobody: let the work be handed over, and sign off."""
+        think = parent.app.think
+        think.runtime.monitor.wait_until_free(stops.PATIENCE_SECONDS)
         self.stop(parent)
+        think.close()

@@ -112,12 +112,12 @@ class Theatre:
         items: list[Any],
         shared: dict[str, Any],
     ) -> None:
-        self._make_stage, self._shared = make_stage, shared
+        self._make_stage, self.shared = make_stage, shared
         plays = [] if pool is None else items
         self._played: dict[str, Future[None]] = {item.nodeid: pool.submit(self._play, item) for item in plays}  # type: ignore[union-attr]
 
     def _play(self, item: Any) -> None:
-        given = {**item.callspec.params, **self._shared}
+        given = {**item.callspec.params, **self.shared}
         wanted = inspect.signature(item.function).parameters
         with self._make_stage(given["database"]) as stage:
             test = getattr(item.cls(), item.originalname)
@@ -159,6 +159,12 @@ def theatre_of(room: Path, request: pytest.FixtureRequest, make_stage: MakeStage
         made = Theatre(make_stage, pool, items, shared)
         yield made
         made.close()
+
+
+@pytest.fixture
+def redis_url(theatre: Theatre) -> str:
+    """The Redis that all scenarios share: it is emptied before the first one, and not under those that play."""
+    return theatre.shared["redis_url"]
 
 
 @pytest.fixture(params=BOTH)

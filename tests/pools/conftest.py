@@ -13,13 +13,14 @@ from tests.crash.conftest import (
     make_stage,
     pace,
     pytest_pyfunc_call,
+    redis_url,
     stage,
     theatre_of,
 )
 from tests.crash.model import answer, text_of
 from tests.providers.server import HANG, ModelServer, Response, stream
 
-__all__ = ["children", "make_stage", "pace", "pytest_pyfunc_call", "stage"]
+__all__ = ["children", "make_stage", "pace", "pytest_pyfunc_call", "redis_url", "stage"]
 
 
 def reply(body: dict[str, Any]) -> Response:

@@ -273,6 +273,12 @@ class Monitor:
                 if held in self._holds:  # not so in a fork of this process
                     self._holds.remove(held)
 
+    def wait_until_free(self, seconds: float) -> None:
+        """Wait until nothing is in hand, for that long at most."""
+        until, pause = self.rt.clock.elapsed() + seconds, threading.Event()
+        while self._holds and self.rt.clock.elapsed() < until:
+            pause.wait(0.02)
+
     def forget_process(self) -> str | None:
         """Go on as another process, and return the id of the one before."""
         with self._lock:
