@@ -25,6 +25,7 @@ from sqlalchemy.sql import ColumnElement
 from think_celery import forks
 from think_celery.clock import Clock
 from think_celery.logs import trace_of
+from think_celery.store.direct import Direct, Found
 from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_passing, make_engine, pause
 from think_celery.store.statements import HOST_TIME, ZERO, Statement, check_names, now
@@ -61,10 +62,12 @@ class Tx:
         *,
         joined: bool = False,
         single: bool = False,
+        direct: Direct | None = None,
         on_commit: Callable[[Call], None] | None = None,
     ) -> None:
         self.conn, self.clock, self.joined = conn, clock, joined
         self._single, self._statements = single, 0
+        self._direct = direct
         self._on_commit = on_commit
         self._calls: list[Call] = []
 
@@ -73,7 +76,7 @@ class Tx:
         """Whether this is PostgreSQL (else it is SQLite)."""
         return self.conn.dialect.name == "postgresql"
 
-    def execute(self, statement: Statement, parameters: Any = None) -> CursorResult[Any]:
+    def execute(self, statement: Statement, parameters: Any = None) -> CursorResult[Any] | Found:
         """Run a statement with these parameters; columns of an INSERT or UPDATE may be among them.
 
         It is told the time, for :func:`~think_celery.store.statements.now`, but with a list of parameters.
@@ -88,6 +91,10 @@ class Tx:
                 check_names(statement, parameters)
             by_database = self.clock.database_time and self.postgres
             parameters = {HOST_TIME: None if by_database else self.clock.now(), **(parameters or {})}
+            if self._direct is not None:
+                found = self._direct.run(self.conn, statement, parameters)
+                if found is not None:
+                    return found
         return self.conn.execute(statement, parameters)
 
     def now(self, plus: timedelta = ZERO) -> ColumnElement[datetime]:
@@ -178,6 +185,7 @@ class Database:
         self._engine: Engine | None = None
         self._reader: Engine | None = None
         self._forking = False
+        self._direct = Direct() if self.on_postgres else None
         forks.around(before=self._before_fork, in_parent=self._after_fork)
         forks.in_child(self._after_fork_in_child)
 
@@ -232,7 +240,7 @@ class Database:
         for attempt in range(1, REPEATS + 2):
             try:
                 with self._reading_engine().connect() as conn:
-                    tx = Tx(conn, self.clock, single=True)
+                    tx = Tx(conn, self.clock, single=True, direct=self._direct)
                     result = work(tx)
             except DBAPIError as error:
                 if attempt > REPEATS or not is_passing(error, committing=not repeatable):
@@ -256,7 +264,7 @@ class Database:
             try:
                 with self.engine.connect() as conn:
                     transaction = conn.begin()
-                    tx = Tx(conn, self.clock, single=single)
+                    tx = Tx(conn, self.clock, single=single, direct=self._direct)
                     try:
                         result = work(tx)
                         committing = True
@@ -282,7 +290,7 @@ class Database:
         for attempt in range(1, REPEATS + 2):
             try:
                 with self._reading_engine().connect() as conn:
-                    return work(Tx(conn, self.clock))
+                    return work(Tx(conn, self.clock, direct=self._direct))
             except DBAPIError as error:
                 if attempt > REPEATS or not is_passing(error, committing=False):
                     raise
