@@ -23,6 +23,9 @@ from think_celery.protocols import EventLog, Frame
 
 logger = logging.getLogger("think_celery.events")
 
+FIRST_SECONDS = 0.005
+"""How long the first frame after a pause waits for those that follow it: a turn shows several things at once."""
+
 DELTAS = {"text-delta": "delta", "reasoning-delta": "delta", "tool-input-delta": "inputTextDelta"}
 """Events that may be merged, each with the field that holds its text."""
 
@@ -93,23 +96,24 @@ class LiveWriter:
         return flushed
 
     def _run(self) -> None:
+        wrote_at = float("-inf")
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
+                self._gathering = True
+                left = max(FIRST_SECONDS, wrote_at + self._gather_seconds - self._clock.elapsed())
+                self._changed.wait_for(lambda: self._hurry or self._closed, left)
+                self._gathering = False
                 frames = list(self._queue)
                 self._queue.clear()
                 self._busy, self._hurry = True, False
-            began = self._clock.elapsed()
+            wrote_at = self._clock.elapsed()
             self._append(frames)
             with self._changed:
-                self._busy, self._gathering = False, True
+                self._busy = False
                 self._changed.notify_all()
-                # The first frame after a pause is written at once; those that follow it are gathered.
-                left = self._gather_seconds - (self._clock.elapsed() - began)
-                self._changed.wait_for(lambda: self._hurry or self._closed, left)
-                self._gathering = False
 
     def _append(self, frames: Sequence[Frame]) -> None:
         if self._breaker.rests():
