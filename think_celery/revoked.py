@@ -1,14 +1,19 @@
 """Revoking in Celery or Flower: a submission whose task is revoked is cancelled, and nothing else of ours is."""
 
+import functools
 import logging
 from collections import deque
+from collections.abc import Callable
+from itertools import islice
 from typing import Any, Literal
 
 from celery import Celery, signals
+from celery.utils.functional import maybe_list
 from celery.worker import state
+from celery.worker.control import Panel
 from celery.worker.request import Request
 
-from think_celery.domain import lines, revocations
+from think_celery.domain import revocations
 from think_celery.domain.knocks import RUN_SUBMISSION
 from think_celery.domain.work import WORK
 from think_celery.logs import trace_of
@@ -17,7 +22,7 @@ from think_celery.runtime import Runtime
 logger = logging.getLogger("think_celery.revoked")
 
 AT_ONCE = 500
-"""How many ids one look goes through: a worker that starts is told of all that its neighbours remember."""
+"""How many ids one look goes through: whoever revokes thousands must not hold up the tick."""
 
 
 class ThinkRequest(Request):  # type: ignore[misc,type-arg,unused-ignore]
@@ -38,44 +43,70 @@ class ThinkRequest(Request):  # type: ignore[misc,type-arg,unused-ignore]
         return None if self.name in WORK else super().maybe_expire()
 
 
+# --- hearing of it --------------------------------------------------------------------------------
+
+_listeners: list[Callable[[Celery, list[str]], None]] = []
+
+
+def _told_of(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A remote control command of Celery's that revokes, which tells our listeners, too."""
+
+    @functools.wraps(command)
+    def told(panel: Any, **arguments: Any) -> Any:
+        task_ids = [str(each) for each in maybe_list(arguments.get("task_id")) or ()]
+        for listen in list(_listeners):
+            listen(panel.app, task_ids)
+        return command(panel, **arguments)
+
+    return told
+
+
+# Celery's list of revoked ids can't serve. A worker that starts, or connects again, fills its own from its neighbours'
+# or from its statedb, and a submission that was deleted and accepted anew has the id of the one that was revoked.
+for _name in ("revoke", "terminate"):
+    Panel.data[_name] = _told_of(Panel.data[_name])
+
+
 class Revocations:
-    """Carries what one worker learns of revoked tasks into the database.
+    """Carries what one worker is told of revoked tasks into the database, once a second, beside the tick.
 
     Celery tells every worker of a revoke, but nothing happens then to a task that runs, or whose message no
-    worker has. So Celery's list is looked at once a second, beside the tick.
+    worker has. What a worker learns of earlier revokes when it starts changes nothing: whoever ran then has acted.
     """
 
     def __init__(self, app: Celery, rt: Runtime) -> None:
         self._app, self._rt = app, rt
-        self._known: set[str] = set()
+        self._revoked: deque[str] = deque()
         self._dropped: deque[str] = deque()
 
     def start(self) -> None:
-        """Begin to note which messages Celery drops."""
-        signals.task_revoked.connect(self._note)
+        """Begin to note what is revoked, and which messages Celery drops."""
+        _listeners.append(self._note_revoked)
+        signals.task_revoked.connect(self._note_dropped)
 
     def stop(self) -> None:
         """End that, with a last look: nobody remembers for this worker what it was told just now."""
-        signals.task_revoked.disconnect(self._note)
+        signals.task_revoked.disconnect(self._note_dropped)
+        if self._note_revoked in _listeners:
+            _listeners.remove(self._note_revoked)
         try:
-            self.look()
+            while self._revoked or self._dropped:
+                self.look()
         except Exception as error:
             logger.error("could not look at what was revoked last: %s", trace_of(error))
 
-    def _note(self, sender: Any = None, request: Any = None, **_: Any) -> None:
+    def _note_revoked(self, app: Celery, task_ids: list[str]) -> None:
+        if app is self._app:
+            self._revoked.extend(task_ids)
+
+    def _note_dropped(self, sender: Any = None, request: Any = None, **_: Any) -> None:
         if sender.app is self._app and sender.name == RUN_SUBMISSION:
             self._dropped.append(request.id)
 
     def look(self) -> None:
         """Cancel the submissions that were revoked since the last look."""
-        listed = set(state.revoked)
-        dropped = {self._dropped.popleft() for _ in range(len(self._dropped))}
-        self._known &= listed
-        # One that was deleted, and accepted anew under its key, has its old id, and that is in the list.
-        for row in revocations.unfinished(self._rt, sorted(dropped & self._known)):
-            for ids in (state.revoked, listed, dropped, self._known):
-                ids.discard(row.id)
-            lines.knock_head(self._rt, row.agent_id)
-        new = sorted((listed | dropped) - self._known)[:AT_ONCE]
-        revocations.cancel(self._rt, new)
-        self._known.update(new)
+        revoked, dropped = list(islice(self._revoked, AT_ONCE)), list(islice(self._dropped, AT_ONCE))
+        revocations.settle(self._rt, revoked, dropped, state.revoked)
+        for noted, done in ((self._revoked, revoked), (self._dropped, dropped)):
+            for _ in done:
+                noted.popleft()

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from celery import Celery, signals
 from celery.worker import state
+from celery.worker.control import Panel
 from kombu import Connection
 
 from think_celery import Think
-from think_celery.domain import revocations, submissions
+from think_celery.domain import submissions
 from think_celery.domain.knocks import ADVANCE_WORKFLOW, DELIVER_NEWS, RUN_SUBMISSION
 from think_celery.providers.scripted import say
 from think_celery.revoked import Revocations, ThinkRequest
@@ -66,14 +67,21 @@ def drop(app: Celery, task_id: str, name: str = RUN_SUBMISSION) -> None:
     signals.task_revoked.send(task, request=request, terminated=False, signum=None, expired=False)
 
 
+def revoke(app: Celery, *task_ids: str, command: str = "revoke", **options: Any) -> None:
+    """Do what a worker does that is told to."""
+    panel = type("Panel", (), {"app": app, "hostname": "worker@here"})
+    Panel.data[command](panel, task_id=list(task_ids), **options)
+
+
 class TestALook:
-    def test_cancels_what_was_revoked(self, t: ThinkTest, worker: Revocations) -> None:
+    def test_cancels_what_was_revoked(self, t: ThinkTest, app: Celery, worker: Revocations) -> None:
         """And only that: ids of the host's own tasks, of other submissions and of ended ones change nothing."""
         t.script(Revokee, say("Good morning."))
         ended = submit("ended")
         t.run_until_idle()
         revoked, other = submit("revoked"), submit("other")
-        state.revoked.update(["of-the-host's", "\x00", ended.submission_id, revoked.submission_id])
+        revoke(app, "of-the-host's", "\x00", ended.submission_id, revoked.submission_id)
+        revoke(make_app(t), other.submission_id)
 
         worker.look()
 
@@ -84,8 +92,28 @@ class TestALook:
             ("pending", None),
         ]
 
+    def test_cancels_what_was_terminated(self, t: ThinkTest, app: Celery, worker: Revocations) -> None:
+        """`celery control terminate` is a command of its own, which revokes as well."""
+        ended = submit("ended")
+        revoke(app, ended.submission_id, command="terminate", signal="TERM")
+
+        worker.look()
+
+        assert status(t, ended) == "aborted"
+        assert ended.submission_id in state.revoked  # Celery has had its own command
+
+    def test_leaves_alone_what_was_revoked_before(self, t: ThinkTest, worker: Revocations) -> None:
+        """A worker that starts or connects again is told what others remember, or reads it from its statedb. Who
+        ran when it was revoked has acted; what has that id today was deleted and accepted anew."""
+        anew = submit("ada")
+        state.revoked.update([anew.submission_id])
+
+        worker.look()
+
+        assert status(t, anew) == "pending"
+
     def test_that_failed_is_made_again(
-        self, t: ThinkTest, worker: Revocations, monkeypatch: pytest.MonkeyPatch
+        self, t: ThinkTest, app: Celery, worker: Revocations, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The database may be away: no revoke is forgotten for that."""
 
@@ -93,9 +121,9 @@ class TestALook:
             raise OSError
 
         revoked = submit("revoked")
-        state.revoked.add(revoked.submission_id)
+        revoke(app, revoked.submission_id)
         with monkeypatch.context() as patch:
-            patch.setattr(revocations, "cancel", fail)
+            patch.setattr(submissions, "cancel_by_id", fail)
             with pytest.raises(OSError):
                 worker.look()
 
@@ -119,44 +147,47 @@ class TestALook:
     def test_is_the_last_thing_that_a_worker_does(
         self,
         t: ThinkTest,
+        app: Celery,
         worker: Revocations,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """FR-08: told to stop right after a revoke, it must not be the only one that has heard of it."""
         revoked = submit("revoked")
-        state.revoked.add(revoked.submission_id)
+        revoke(app, revoked.submission_id)
 
         worker.stop()
 
         assert status(t, revoked) == "aborted"
+        worker.start()
+        revoke(app, submit("another").submission_id)
         monkeypatch.setattr(worker, "look", lambda: 1 / 0)
         worker.stop()  # a database that is away does not keep it from ending
         assert "could not look at what was revoked last" in caplog.text
 
     def test_goes_through_a_long_list_in_parts(
-        self, t: ThinkTest, worker: Revocations, monkeypatch: pytest.MonkeyPatch
+        self, t: ThinkTest, app: Celery, worker: Revocations, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A worker that starts is told of all that others remember; the tick must not stand still for it."""
+        """Whoever revokes thousands at once must not hold up the tick; at its end a worker looks at all of them."""
         monkeypatch.setattr("think_celery.revoked.AT_ONCE", 2)
         all_of_them = [submit(f"{number}") for number in range(5)]
-        state.revoked.update([each.submission_id for each in all_of_them])
+        revoke(app, *(each.submission_id for each in all_of_them))
         left = []
 
-        for _ in range(3):
-            worker.look()
+        for look in (worker.look, worker.stop):
+            look()
             left.append(sum(status(t, each) == "pending" for each in all_of_them))
 
-        assert left == [3, 1, 0]
+        assert left == [3, 0]
 
 
 class TestAcceptedAnew:
     """A submission that was revoked and deleted; its key, and so its id, is then used again."""
 
     @pytest.fixture
-    def again(self, t: ThinkTest, worker: Revocations) -> Any:
+    def again(self, t: ThinkTest, app: Celery, worker: Revocations) -> Any:
         first = submit("ada")
-        state.revoked.add(first.submission_id)
+        revoke(app, first.submission_id)
         worker.look()
         assert Revokee("ada").delete_submission(first.submission_id)
         t.run_until_idle()
@@ -182,7 +213,7 @@ class TestAcceptedAnew:
 
         t.rt.knock = knock
         assert again.submission_id not in state.revoked
-        assert sent == [again.submission_id]
+        assert (sent, status(t, again)) == ([again.submission_id], "pending")
 
     def test_it_can_be_revoked_again(
         self, t: ThinkTest, app: Celery, worker: Revocations, again: Any
@@ -191,7 +222,7 @@ class TestAcceptedAnew:
         drop(app, again.submission_id)
         worker.look()
 
-        state.revoked.add(again.submission_id)
+        revoke(app, again.submission_id)
         worker.look()
 
         assert status(t, again) == "aborted"
