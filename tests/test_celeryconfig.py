@@ -60,6 +60,17 @@ def test_every_variable_that_it_reads_is_documented_in_it() -> None:
     assert FILE.read_text().count("environ") == len(read)
 
 
+def test_each_setting_stands_in_it_once() -> None:
+    """Of two lines the first would look as if it counted."""
+    names = [
+        ast.unparse(node.targets[0])
+        for node in ast.parse(FILE.read_text()).body
+        if isinstance(node, ast.Assign)
+    ]
+
+    assert sorted(names) == sorted(set(names))
+
+
 def test_where_it_lies_in_the_working_folder_the_default_app_uses_it(tmp_path: Path) -> None:
     """On Redis a worker then recovers as fast as it can: nothing is left to advise. Variables change it."""
     shutil.copy(FILE, tmp_path)
