@@ -28,7 +28,7 @@ def stop_ticks(stage: Stage) -> None:
     """Let no pass over processes be admitted, as when other machines make them all."""
     table, leases = tables.ticks, tables.ticks.c.kind == processes.LIVENESS
     stage.db.transact(
-        lambda tx: tx.execute(update(table).where(leases).values(last_at=tx.now(stage.rt.monitor.lease * 99)))
+        lambda tx: tx.execute(update(table).where(leases).values(last_at=now(stage.rt.monitor.lease * 99)))
     )
 
 
@@ -38,7 +38,7 @@ class TestAChildThatDies:
         stage.environment.update(REQUEUED_BY_CELERY)
         begin(stage, "prefork", redis_url, {"worker_concurrency": 2})
         connect(stage, redis_url)
-        submission = stage.submit("do: note slowest").submission_id
+        submission = stage.submit("do: note glacially").submission_id
         stage.until(lambda: len(stage.requests()) == 2, BOUND, what="streaming")
         stop_ticks(stage)
 
@@ -48,7 +48,7 @@ class TestAChildThatDies:
 
         assert stage.took(died_at, taken_at) <= 1.0
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
-        stage.check_answer("do: note slowest", row_of(stage, submission).message_id)
+        stage.check_answer("do: note glacially", row_of(stage, submission).message_id)
         assert row_of(stage, submission).attempts == 2
         assert stage.counts() == {"note": 1}
         assert len(stage.requests()) == 3
@@ -57,7 +57,7 @@ class TestAChildThatDies:
         """A signal to the whole group (systemd), or to one child: its turn goes on elsewhere, and it is replaced."""
         worker = begin(stage, "prefork", redis_url)
         connect(stage, redis_url)
-        stage.submit("do: note slowest")
+        stage.submit("do: note glacially")
         stage.until(
             lambda: len(stage.messages()) == 2 and len(stage.messages()[-1].text) > 5, BOUND, what="streaming"
         )
@@ -67,7 +67,7 @@ class TestAChildThatDies:
         stage.until(stage.taken_over, BOUND, what="taken over")
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
 
-        stage.check_answer("do: note slowest", stage.submission().message_id)
+        stage.check_answer("do: note glacially", stage.submission().message_id)
         assert stage.submission().attempts == 1
         assert child not in [row.host["pid"] for row in alive(stage)]
         worker.signal(signal.SIGTERM)
@@ -133,7 +133,7 @@ class TestSoftShutdown:
         try:
             stage.until(lambda: Path(f"{log}.ready").exists(), 30, what="ready")
             connect(stage, redis_url)
-            stage.submit("do: note slowest")
+            stage.submit("do: note glacially")
             stage.until(lambda: len(stage.requests()) == 2, BOUND, what="streaming")
             begin(stage, "threads", redis_url)
 
@@ -149,7 +149,7 @@ class TestSoftShutdown:
         assert exited_at - told_at >= 8.0  # Celery's own wait, whatever the turns do
         assert taken_at - told_at <= 7.0, log.read_text()
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
-        stage.check_answer("do: note slowest", stage.submission().message_id)
+        stage.check_answer("do: note glacially", stage.submission().message_id)
         assert stage.submission().attempts == 1
         assert stage.counts() == {"note": 1}
 
@@ -159,7 +159,7 @@ class TestAChildThatWasFrozen:
         """SIGSTOP of a child past its lease, a takeover, SIGCONT: not a word of its own gets between the other's."""
         first = begin(stage, "prefork", redis_url)
         connect(stage, redis_url)
-        stage.submit("do: note slowest")
+        stage.submit("do: note glacially")
         stage.until(
             lambda: len(stage.messages()) == 2 and len(stage.messages()[-1].text) > 5, BOUND, what="streaming"
         )
@@ -175,7 +175,7 @@ class TestAChildThatWasFrozen:
         time.sleep(1.5)
 
         assert stage.stored() == before
-        stage.check_answer("do: note slowest", stage.submission().message_id)
+        stage.check_answer("do: note glacially", stage.submission().message_id)
         assert stage.messages()[-1].text == FINAL
         assert len(stage.requests()) == 3
         assert stage.counts() == {"note": 1}

@@ -81,7 +81,7 @@ class TestCancels:
     @pytest.mark.parametrize("pool", ["prefork", "gevent"])
     def test_while_the_worker_stops(self, stage: Stage, redis_url: str, pool: str) -> None:
         """FR-08: in a warm shutdown that a tool holds up, a cancel closes the other turn's connection at once."""
-        stage.environment["POOLS_REST"] = "6"
+        stage.environment["POOLS_REST"] = "10"
         worker = begin(stage, pool, redis_url, {"worker_concurrency": 2})
         connect(stage, redis_url)
         resting = hand(stage, "resting").submit_messages("do: rest").submission_id
@@ -182,7 +182,7 @@ class TestFrozen:
         """SIGSTOP past its lease, a takeover, SIGCONT: what the other one wrote stays as it is."""
         first = begin(stage, "gevent", redis_url)
         connect(stage, redis_url)
-        stage.submit("do: note slowest")
+        stage.submit("do: note glacially")
         stage.until(lambda: stored(stage), BOUND, what="streaming")
         freeze(first.pid)
         begin(stage, "threads", redis_url)
@@ -195,7 +195,7 @@ class TestFrozen:
         time.sleep(1.5)
 
         assert stage.stored() == before
-        stage.check_answer("do: note slowest", stage.submission().message_id)
+        stage.check_answer("do: note glacially", stage.submission().message_id)
         assert len(stage.requests()) == 3
         assert stage.counts() == {"note": 1}
 
