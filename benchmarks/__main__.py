@@ -89,7 +89,7 @@ def main() -> int:
     print("\n" + ", ".join(f"{name} {value}" for name, value in facts.items()))
     if told.json:
         report.write(told.json, report.as_json(rows, facts))
-    if told.page or (whole and size.name == "full" and set(OURS) <= set(told.only)):
+    if whole and (told.page or (size.name == "full" and set(OURS) <= set(told.only))):
         report.write(told.page or PAGE, report.page(rows, facts, size))
     return 0 if whole else 1
 
