@@ -88,25 +88,31 @@ class RedisSentinel:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
-        self._lost = False
 
     def look(self, when_lost: Callable[[], None]) -> None:
-        """Call *when_lost* if the messages are gone. If that raises, the next look calls it again."""
+        """Call *when_lost* if the messages are gone. The key is left once that is done: not if it raised or died."""
         if not self._lock.acquire(blocking=False):
             return  # somebody looks just now
         try:
-            self._lost |= self._ask()
-            if self._lost:
+            if self._ask(self._is_missing):
+                logger.info(
+                    "the broker has none of the messages that it was sent before; all work is sent again"
+                )
                 when_lost()
-                self._lost = False
+                self._ask(self._leave_key)
         finally:
             self._lock.release()
 
-    def _ask(self) -> bool:
+    def _ask(self, what: Callable[[Any], bool]) -> bool:
+        """What Redis answers; False while it can't be asked."""
         if self._breaker.rests():
             return False
         try:
-            is_new = self._leave_key()
+            if self._connection is None:
+                self._connection = connection(self._app, LOOK_SECONDS)
+            # kombu's own client knows every way to a Redis, and puts the global prefix before keys.
+            channel: Any = self._connection.default_channel
+            answer = what(channel.client)
         except Exception as error:
             self.close()
             self.watching = False
@@ -117,21 +123,21 @@ class RedisSentinel:
             return False
         self._breaker.succeeded()
         self.watching = True
-        if is_new:
-            logger.info("the broker has none of the messages that it was sent before; all work is sent again")
-        return is_new
+        return answer
 
-    def _leave_key(self) -> bool:
-        if self._connection is None:
-            self._connection = connection(self._app, LOOK_SECONDS)
-        # kombu's own client: it knows every way to a Redis that kombu knows, and puts the global prefix before keys.
-        channel: Any = self._connection.default_channel
-        client = channel.client
+    def _is_missing(self, client: Any) -> bool:
+        return client.get(self._key_of(client)) is None
+
+    def _leave_key(self, client: Any) -> bool:
+        return bool(client.set(self._key_of(client), 1, px=DAY_MILLISECONDS))
+
+    def _key_of(self, client: Any) -> str:
+        assert self._connection is not None
         try:
             server = client.info("server").get("run_id", "")
         except self._connection.channel_errors:  # not allowed: then only a flush is noticed
             server = ""
-        return bool(client.set(f"{self._key}:{server}", 1, nx=True, px=DAY_MILLISECONDS))
+        return f"{self._key}:{server}"
 
     def close(self) -> None:
         """Close the connection; the next look opens another."""

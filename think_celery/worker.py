@@ -61,8 +61,9 @@ class Ticker:
         return done
 
     def _run(self, make_pass: Callable[[Runtime], int]) -> None:
-        told = ""
+        told, clock = "", self._rt.clock
         while not self._stop.is_set():
+            began = clock.elapsed()
             try:
                 make_pass(self._rt)
                 told = ""
@@ -73,7 +74,7 @@ class Ticker:
             except Exception as error:
                 # The database may be away for a while. The next pass looks again.
                 logger.error("a tick failed; the next one tries again: %s", trace_of(error))
-            self._stop.wait(TICK_SECONDS)
+            self._stop.wait(max(0.0, TICK_SECONDS - (clock.elapsed() - began)))
 
     def stop(self) -> None:
         """End, and wait for the passes in hand."""

@@ -96,6 +96,19 @@ class TestLosses:
 
         assert losses.count == 1
 
+    def test_a_process_that_dies_over_it_leaves_it_to_the_next(
+        self, redis_url: str, server: redis.Redis
+    ) -> None:
+        """Its key would say that all is well, and nobody would send what is lost for minutes."""
+
+        def dies() -> None:
+            raise SystemExit
+
+        with pytest.raises(SystemExit):
+            sentinel(redis_url).look(dies)
+
+        assert losses_seen(sentinel(redis_url)) == 1
+
     def test_the_key_has_the_brokers_prefix_and_expires(self, redis_url: str, server: redis.Redis) -> None:
         """With ``global_keyprefix`` it is among the broker's other keys; it does not stay for ever."""
         watch = sentinel(redis_url, global_keyprefix="shop-")

@@ -291,6 +291,24 @@ class TestEachRow:
 
         assert [workflows.knock_missed(t.rt, 500) for _ in range(3)] == [2, 2, 1]
 
+    def test_a_kind_that_was_cut_off_comes_again_when_the_others_had_their_turn(self, t, monkeypatch):
+        """engine §5: what is left comes at once, until the next pass is due."""
+        seen = []
+
+        def busy(rt, limit):
+            seen.append("busy")
+            t.clock.advance(timedelta(seconds=0.3))
+            return 1
+
+        def idle(rt, limit):
+            seen.append("idle")
+            return 0
+
+        monkeypatch.setattr(tick, "KINDS", {"busy": busy, "idle": idle})
+
+        assert tick.work(t.rt) == 4
+        assert seen == ["busy", "idle", "busy", "busy", "busy"]
+
 
 class TestNewBroker:
     def test_every_free_head_is_knocked_with_the_next_pass(self, t):

@@ -14,7 +14,7 @@ logger = logging.getLogger("think_celery.tick")
 Item = TypeVar("Item")
 
 ROWS, SECONDS = 500, 0.2
-"""How many rows, or how long, one kind of work may take in a pass; what is left comes in the next."""
+"""How many rows, or how long, one kind of work may take before it is the next one's turn."""
 
 PATIENCE = timedelta(milliseconds=200)
 """How long a pass waits for a row that somebody else has locked."""
@@ -30,7 +30,7 @@ def each_row(
     """Do *work* for each of these rows in a transaction of its own, and add up what it returns.
 
     A row that fails is logged and hides no other; the next pass finds it again. A row that somebody else has
-    locked for long fails. When the time of this kind of work is over, the rest is left to the next pass.
+    locked for long fails. When the time of this kind of work is over, the rest is left for later.
 
     Args:
         rt: The runtime.

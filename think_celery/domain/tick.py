@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from think_celery.domain import knocks, lines, outbox, recovery, workflows
-from think_celery.domain.passes import ROWS, each_row
+from think_celery.domain.passes import ROWS, SECONDS, each_row
 from think_celery.logs import trace_of
 from think_celery.retries import MISSED_AFTER, knock_again_after
 from think_celery.runtime import Runtime
@@ -43,12 +43,23 @@ def _renew_and_sweep(rt: Runtime, limit: int) -> int:
 
 
 def work(rt: Runtime) -> int:
-    """Look for all other work that is due or lost, if that pass is due."""
+    """Look for all other work that is due or lost, if that pass is due.
+
+    The kinds take turns. One that its share of the time was too short for comes again, until the next pass is due.
+    """
     if not _admitted(rt, "work"):
         return 0
-    return _guarded(rt, "the broker", _mind_the_broker) + sum(
-        _guarded(rt, kind, pass_over) for kind, pass_over in KINDS.items()
-    )
+    _guarded(rt, "the broker", _mind_the_broker)
+    done, began, kinds = 0, rt.clock.elapsed(), list(KINDS)
+    while kinds and rt.clock.elapsed() - began < EVERY.total_seconds():
+        cut = []
+        for kind in kinds:
+            before = rt.clock.elapsed()
+            done += _guarded(rt, kind, KINDS[kind])
+            if rt.clock.elapsed() - before > SECONDS:
+                cut.append(kind)
+        kinds = cut
+    return done
 
 
 def _admitted(rt: Runtime, kind: str) -> bool:
