@@ -4,7 +4,8 @@ A worker that answers is connected, which does not mean that it takes messages. 
 in the database that it ran.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
@@ -13,17 +14,15 @@ from celery.worker.control import inspect_command
 from kombu import Connection
 
 from think_celery.domain import health
-from think_celery.domain.health import Worker
 from think_celery.errors import ConfigurationError
 from think_celery.runtime import Runtime, agent_classes, workflow_classes
-from think_celery.tasks import ThinkTask
+from think_celery.tasks import PING, ThinkTask
 
-PING = "think.ping"
 ABOUT = "think_about"
 """Our remote control command."""
 
 ANSWER_SECONDS = 1.0
-"""How long workers may take to answer; who has not is asked once more."""
+"""How long workers may take to answer. All are asked twice: one that is busy at the first time may answer then."""
 
 PING_EXPIRES_SECONDS = 60
 """A worker that comes later than this throws the ping away."""
@@ -65,16 +64,59 @@ def _version(workflow: str) -> str | None:
 # --- the asking side ------------------------------------------------------------------------------
 
 
-def ask_workers(app: Celery, connection: Connection, name: str | None = None) -> list[Worker]:
-    """Every worker (or those of that name) that answers through this broker within a second or two."""
-    to = None if name is None else [name]
-    queues = _ask(app, connection, "active_queues", to) or _ask(app, connection, "active_queues", to)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """A worker that answered through the broker. ``knows_us`` says whether it has our tasks at all."""
+
+    name: str
+    queues: frozenset[str]
+    knows_us: bool = True
+    agents: frozenset[str] = frozenset()
+    workflows: Mapping[str, str] = field(default_factory=dict)
+    pool: str | None = None
+    slots: int = 0
+    busy: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it can take nothing more just now."""
+        return 0 < self.slots <= self.busy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workers:
+    """Those that answered, or ``None`` if nobody could be asked; and the queue that a task goes to by itself."""
+
+    answered: Sequence[Worker] | None
+    route: Callable[[str], str]
+
+    def called(self, name: str) -> list[Worker]:
+        """Those of that name; each should have one of its own."""
+        return [each for each in self.answered or () if each.name == name]
+
+    def listening_to(self, queue: str) -> list[Worker]:
+        """Those that take our messages from this queue."""
+        return [each for each in self.answered or () if each.knows_us and queue in each.queues]
+
+
+def ask_workers(app: Celery, connection: Connection) -> list[Worker]:
+    """Every worker that answers through this broker within a few seconds."""
+    queues = _fuller(*(_ask(app, connection, "active_queues", None) for _ in range(2)))
     names = {name for name, _ in queues}
     told: dict[str, Any] = {}
     for _ in range(2):
         if left := sorted(names - told.keys()):
             told |= _ask(app, connection, ABOUT, left)
     return [_worker(name, consumed, told.get(name) or {}) for name, consumed in queues]
+
+
+def _fuller(first: list[tuple[str, Any]], second: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """What was told at either time: of each name, when more workers of that name answered."""
+    found = []
+    for name in sorted({name for name, _ in [*first, *second]}):
+        one, other = ([each for each in answers if each[0] == name] for answers in (first, second))
+        found += one if len(one) > len(other) else other
+    return found
 
 
 def _ask(

@@ -18,7 +18,7 @@ from think_celery.settings import Settings
 
 logger = logging.getLogger("think_celery.tasks")
 
-TICK = "think.tick"
+TICK, PING = "think.tick", "think.ping"
 GRACE_SECONDS = 60
 NO_LIMIT_SECONDS = 365 * 86_400
 """A task without a limit of its own would get the pool's, which the host sets for its own tasks."""
@@ -72,7 +72,7 @@ def check_content(app: Celery) -> None:
 def set_limits(app: Celery, settings: Settings) -> None:
     """Give our tasks time limits beyond every deadline of ours: those end the work in order, a limit kills."""
     longest = int(settings.turn_timeout_seconds)
-    for name in (*WORK, TICK):
+    for name in (*WORK, TICK, PING):
         has_deadline = name not in WORK or WORK[name].has_deadline
         limit = (longest if has_deadline else NO_LIMIT_SECONDS) + GRACE_SECONDS
         task = app.tasks[name]

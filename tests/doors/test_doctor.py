@@ -22,8 +22,7 @@ from click.testing import CliRunner
 from tests import servers
 from tests.providers.server import ModelServer, Response, json_response, stream, text_frames, tool_call_frames
 from think_celery import Think, runtime
-from think_celery.cli import diagnosis, main
-from think_celery.domain import health
+from think_celery.cli import checks, diagnosis, main
 from think_celery.errors import ThinkError
 from think_celery.protocols import FINAL_ANSWER
 from think_celery.store.migrate import upgrade
@@ -144,7 +143,7 @@ class TestWhatItSays:
         def broken(db: Any) -> Any:
             raise RuntimeError(SECRET)
 
-        monkeypatch.setattr(health, "paused", broken)
+        monkeypatch.setattr(checks, "paused", broken)
         with think_test(database_url=sqlite_url):
             pass
 
@@ -219,7 +218,7 @@ def test_the_how_to_lists_every_check() -> None:
     """Each name that stands in a line of the doctor's has a row that says what is a problem there."""
     sources = "".join(
         (ROOT / "think_celery" / name).read_text()
-        for name in ("domain/health.py", "cli/diagnosis.py", "cli/doctor.py")
+        for name in ("cli/checks.py", "cli/diagnosis.py", "cli/doctor.py")
     )
     made = set(re.findall(r'(?:Finding|problem|_ok|checked|self\._add)\(\s*"(\w+)"|check="(\w+)"', sources))
     page = (ROOT / "docs" / "howto" / "doctor.md").read_text()
@@ -389,12 +388,12 @@ class TestAWorker:
         """A turn of it is not lost; which module is missing is said."""
         with think_test(database_url=place.database_url):
             waits = DoctorAgent("b").submit_messages("Hello")
-            said = until(place.look, lambda said: "imported" in said.text("submissions"))
+            said = until(place.look, lambda said: "imported" in said.text("waiting"))
             DoctorAgent("b").cancel_submission(waits.submission_id)
 
-        assert (said.exit_code, said.level("submissions")) == (1, "problem")
-        assert "has imported DoctorAgent" in said.text("submissions")
-        assert waits.submission_id in said.text("submissions")
+        assert (said.exit_code, said.level("waiting")) == (1, "problem")
+        assert "has imported DoctorAgent" in said.text("waiting")
+        assert waits.submission_id in said.text("waiting")
 
     def test_a_worker_that_is_connected_and_consumes_nothing(self, place: Place, impatient: None) -> None:
         """It answers, and does not work: its slot is frozen, so nothing takes the message."""
@@ -461,6 +460,6 @@ class TestAWorker:
 
         said = place.look()
 
-        assert (said.exit_code, said.level("workers"), said.level("submissions")) == (1, "problem", "problem")
+        assert (said.exit_code, said.level("workers"), said.level("waiting")) == (1, "problem", "problem")
         assert "Start one" in said.text("workers")
-        assert "no worker listens to it" in said.text("submissions")
+        assert "no worker that answered listens to it" in said.text("waiting")

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
-from think_celery import Think
+from think_celery import Think, inspection
 from think_celery.domain.work import WORK
 from think_celery.errors import ConfigurationError, TaskFailed, TaskInterrupted, TurnFailed, WorkflowFailed
 from think_celery.providers.scripted import ScriptedModel, say
@@ -216,6 +216,7 @@ class TestTheHostsConfiguration:
             },
         )
         register(made, lambda: t.rt)
+        inspection.register(made, lambda: t.rt)
         return made
 
     @pytest.mark.parametrize("name", NAMES)
@@ -252,6 +253,8 @@ class TestTheHostsConfiguration:
         run, advance = hostile.tasks["think.submission.run"], hostile.tasks["think.workflow.advance"]
         assert (run.soft_time_limit, run.time_limit) == (160, 220)
         assert advance.soft_time_limit > 86_400
+        ping = hostile.tasks["think.ping"]
+        assert (ping.soft_time_limit, ping.time_limit) == (160, 220)
         assert advance.time_limit > advance.soft_time_limit
 
 

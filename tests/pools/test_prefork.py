@@ -13,6 +13,7 @@ from tests.crash.model import FINAL
 from tests.crash.stage import BOUND, LEASE, Stage
 from tests.pools.scenes import alive, begin, begun, connect, ended, environment, freeze, hand, holder, row_of
 from think_celery.store import processes, tables
+from think_celery.store.statements import now
 
 ROOT = Path(__file__).parent.parent.parent
 REQUEUED_BY_CELERY = {"POOLS_NO_REQUEUE": "1"}

@@ -10,11 +10,13 @@ from kombu import Connection
 
 from think_celery import brokers, inspection
 from think_celery.app import ThinkCelery
+from think_celery.cli import checks
+from think_celery.cli.checks import Finding, ok, problem, warning
 from think_celery.cli.common import missing_file
 from think_celery.clock import SystemClock
-from think_celery.domain import health, knocks
-from think_celery.domain.health import Crew, Finding
+from think_celery.domain import knocks
 from think_celery.errors import ThinkError
+from think_celery.inspection import Worker, Workers
 from think_celery.memory import is_in_memory
 from think_celery.runtime import agent_classes, workflow_classes
 from think_celery.store.database import Database, is_away
@@ -24,7 +26,10 @@ T = TypeVar("T")
 FIRST_LOOK_SECONDS = 4.5
 """How long the database's first answer and the workers' may take."""
 ROWS_SECONDS = 2.0
-PING_SECONDS = 2.5
+PING_SECONDS = 2.0
+"""How long a worker may take to answer a ping."""
+LAST_READ_SECONDS = 1.0
+"""How long it may take after that to read that none has."""
 CONNECT_SECONDS = 2.0
 POLL_SECONDS = 0.1
 
@@ -97,12 +102,19 @@ def _place(error: BaseException) -> str:
     return place
 
 
-def problem(check: str, text: str) -> Finding:
-    """A finding that needs somebody."""
-    return Finding(check, "problem", text)
-
-
 # --- all checks -----------------------------------------------------------------------------------
+
+
+def reach(app: Celery) -> list[Finding]:
+    """Whether the broker answers: all that can be known where the settings are unfit."""
+
+    def look() -> list[Finding]:
+        if found := _not_asked(app):
+            return found
+        with _connected(app) as connection:
+            return [_answers(connection)]
+
+    return checked("broker", FIRST_LOOK_SECONDS, look)
 
 
 class Diagnosis:
@@ -120,11 +132,11 @@ class Diagnosis:
         until = _clock.elapsed() + FIRST_LOOK_SECONDS
         asked = Attempt(self._ask_broker)
         db = self._database(until)
-        crew = self._crew(asked, until)
+        workers = self._asked(asked, until)
         if db is not None:
             if self._worker is None:
-                self._rows(db, crew)
-            self._pings(db, crew)
+                self._rows(db, workers)
+            self._pings(db, workers)
             db.dispose()
         return self._findings
 
@@ -144,7 +156,7 @@ class Diagnosis:
                 return [problem("database", f"There is no database {missing}. Run: think-celery db upgrade")]
             # Not the runtime's own, which would migrate SQLite first.
             db = Database(rt.db.url, _clock, busy_timeout=rt.settings.busy_timeout)
-            found = health.schema(db)
+            found = checks.schema(db)
             made.append(db)
             return found
 
@@ -152,65 +164,64 @@ class Diagnosis:
         fine = self._add("database", FIRST_LOOK_SECONDS, lambda: attempt.result(until))
         return made[0] if fine and made else None
 
-    def _rows(self, db: Database, crew: Crew) -> None:
+    def _rows(self, db: Database, workers: Workers) -> None:
         until = _clock.elapsed() + ROWS_SECONDS
-        checks: dict[str, Callable[[], list[Finding]]] = {
-            "clock": lambda: health.clocks(db, _clock),
-            "ticks": lambda: health.passes(db),
-            "leases": lambda: health.leases(db),
-            "waiting": lambda: health.waiting(db, crew),
-            "attempts": lambda: health.dying(db, self._think.runtime.settings.max_attempts),
-            "paused": lambda: health.paused(db),
-            "news": lambda: health.undelivered(db),
+        looks: dict[str, Callable[[], list[Finding]]] = {
+            "clock": lambda: checks.clocks(db, _clock),
+            "ticks": lambda: checks.passes(db),
+            "leases": lambda: checks.leases(db),
+            "waiting": lambda: checks.waiting(db, workers),
+            "attempts": lambda: checks.dying(db, self._think.runtime.settings.max_attempts),
+            "paused": lambda: checks.paused(db),
+            "news": lambda: checks.undelivered(db),
         }
-        for check, look in checks.items():
+        for check, look in looks.items():
             self._add(check, ROWS_SECONDS, lambda look=look: Attempt(look).result(until))  # type: ignore[misc]
 
     # --- the broker and its workers ---------------------------------------------------------------
 
-    def _ask_broker(self) -> tuple[list[Finding], Crew]:
-        found, workers = [], None
-        if self._app.conf.task_always_eager:
-            text = "task_always_eager is on: turns run in whoever submits them, with no broker and no worker."
-            found.append(Finding("broker", "warning", text))
-        elif _is_in_memory(self._app):
-            text = "memory:// lives in the process that works, so nobody else can ask it."
-            found.append(Finding("broker", "ok", f"{text} If yours is another, name your app with --app."))
-        else:
-            with _connected(self._app) as connection:
-                found.append(Finding("broker", "ok", f"{connection.as_uri()} answers."))
-                workers = inspection.ask_workers(self._app, connection, self._worker)
-        return found, Crew(workers=workers, route=lambda task: inspection.route(self._app, task))
+    def _ask_broker(self) -> tuple[list[Finding], list[Worker] | None]:
+        if found := _not_asked(self._app):
+            return found, None
+        with _connected(self._app) as connection:
+            return [_answers(connection)], inspection.ask_workers(self._app, connection)
 
-    def _crew(self, asked: Attempt[tuple[list[Finding], Crew]], until: float) -> Crew:
-        crew = Crew(workers=None, route=lambda task: inspection.route(self._app, task))
+    def _asked(self, asked: Attempt[tuple[list[Finding], list[Worker] | None]], until: float) -> Workers:
+        """The workers that answered, once all that they say of themselves is told."""
+        answered: list[Worker] | None = None
 
         def look() -> list[Finding]:
-            nonlocal crew
-            found, crew = asked.result(until)
+            nonlocal answered
+            found, answered = asked.result(until)
             return found
 
-        if not self._add("broker", FIRST_LOOK_SECONDS, look):
-            return crew
+        fine = self._add("broker", FIRST_LOOK_SECONDS, look)
+        workers = Workers(answered=answered, route=lambda task: inspection.route(self._app, task))
+        if not fine:
+            return workers
         if self._worker is None:
-            self._add("broker", 0, lambda: self._advice(crew))
-        if crew.workers is not None or self._worker is not None:
-            self._add("workers", 0, lambda: self._workers(crew))
-        if crew.workers:
-            self._add("queues", 0, lambda: self._queues(crew))
-        return crew
+            self._add("broker", 0, lambda: self._advice(workers))
+        if answered is not None or self._worker is not None:
+            self._add("workers", 0, lambda: self._workers(workers))
+        if self._meant(workers):
+            self._add("queues", 0, lambda: self._queues(workers))
+        return workers
 
-    def _advice(self, crew: Crew) -> list[Finding]:
-        pools = {each.pool for each in crew.workers or () if each.knows_us} or {None}
+    def _meant(self, workers: Workers) -> list[Worker]:
+        """Those that it is about."""
+        return list(workers.answered or ()) if self._worker is None else workers.called(self._worker)
+
+    def _advice(self, workers: Workers) -> list[Finding]:
+        pools = {each.pool for each in workers.answered or () if each.knows_us} or {None}
         told = [text for pool in sorted(pools, key=str) for text in brokers.advice(self._app, pool)]
-        return [Finding("broker", "warning", text) for text in dict.fromkeys(told)]
+        return [warning("broker", text) for text in dict.fromkeys(told)]
 
-    def _workers(self, crew: Crew) -> list[Finding]:
-        workers = crew.workers or ()
+    def _workers(self, answered: Workers) -> list[Finding]:
+        workers = self._meant(answered)
         if not workers and not self._app.conf.worker_enable_remote_control:
             text = "worker_enable_remote_control is off, so workers can't be asked. Ticks and rows show how it goes."
-            return [Finding("workers", "warning", text)]
-        if crew.workers is None:
+            return [warning("workers", text)]
+        if answered.answered is None:
             return [problem("workers", f"{self._worker} can't be asked through this broker.")]
         if not workers and self._worker is not None:
             return [problem("workers", f"{self._worker} does not answer through this broker. Restart it.")]
@@ -229,12 +240,12 @@ class Diagnosis:
         names = [each.name for each in workers]
         for name in sorted({name for name in names if names.count(name) > 1}):
             text = f"{names.count(name)} workers are called {name}. Give each a name of its own, with the option -n."
-            found.append(Finding("workers", "warning", text))
+            found.append(warning("workers", text))
         ours = [each.name for each in workers if each.knows_us]
         if not ours:
             text = f"None of {', '.join(names)} knows our tasks. Start one whose app calls ThinkCelery(app)."
             return found if any(each.level == "problem" for each in found) else [problem("workers", text)]
-        return [*found, Finding("workers", "ok", f"{', '.join(ours)} answered.")]
+        return [*found, ok("workers", f"{', '.join(ours)} answered.")]
 
     def _used(self) -> set[str]:
         """The queues that this app's code sends to."""
@@ -248,53 +259,85 @@ class Diagnosis:
         defaults = {own} if own is not None else {inspection.route(self._app, task) for task in tasks}
         return defaults | {queue for queue in named if queue is not None}
 
-    def _queues(self, crew: Crew) -> list[Finding]:
-        used = sorted(self._used())
-        heard = [queue for queue in used if crew.listening_to(queue)]
+    def _queues(self, workers: Workers) -> list[Finding]:
+        used, meant = sorted(self._used()), self._meant(workers)
+        heard = [queue for queue in used if any(each.knows_us and queue in each.queues for each in meant)]
         deaf = [queue for queue in used if queue not in heard]
+        who = "Workers listen" if self._worker is None else f"{self._worker} listens"
         if not deaf or (heard and self._worker is not None):
-            return [Finding("queues", "ok", f"Workers listen to {', '.join(heard)}.")]
-        level: health.Level = "problem" if len(deaf) == len(used) else "warning"
-        text = f"No worker listens to {', '.join(deaf)}: what is sent there waits. Start one"
-        return [Finding("queues", level, f"{text}: celery -A YOUR_APP worker -Q {','.join(deaf)}")]
+            return [ok("queues", f"{who} to {', '.join(heard)}.")]
+        if self._worker is not None:
+            text = f"{self._worker} listens to none of {', '.join(deaf)}. Start it with: worker -Q {','.join(deaf)}"
+            return [problem("queues", text)]
+        text = (
+            f"No worker that answered listens to {', '.join(deaf)}: what is sent there waits. Start one: "
+            f"celery -A YOUR_APP worker -Q {','.join(deaf)}"
+        )
+        return [warning("queues", text) if heard else problem("queues", text)]
 
-    def _pings(self, db: Database, crew: Crew) -> None:
-        until = _clock.elapsed() + PING_SECONDS + 0.2
+    # --- pings ------------------------------------------------------------------------------------
 
-        def look() -> list[Finding]:
-            mute = not crew.workers and not self._app.conf.worker_enable_remote_control
-            queues = [queue for queue in sorted(self._used()) if mute or crew.listening_to(queue)]
-            return Attempt(lambda: self._ping(db, crew, queues)).result(until) if queues else []
+    def _pings(self, db: Database, workers: Workers) -> None:
+        if workers.answered is None:
+            return
+        mute = not workers.answered and not self._app.conf.worker_enable_remote_control
+        meant = self._meant(workers)
+        queues = [
+            queue
+            for queue in sorted(self._used())
+            if mute or any(each.knows_us and queue in each.queues for each in meant)
+        ]
+        if queues:
+            seconds = PING_SECONDS + LAST_READ_SECONDS
+            self._findings += checked("ping", seconds, lambda: self._ping(db, workers, queues))
 
-        if crew.workers is not None:
-            self._add("ping", PING_SECONDS, look)
-
-    def _ping(self, db: Database, crew: Crew, queues: list[str]) -> list[Finding]:
+    def _ping(self, db: Database, workers: Workers, queues: list[str]) -> list[Finding]:
         """Send a message through each queue, and see whether a worker takes it."""
-        until, since = _clock.elapsed() + PING_SECONDS, health.database_now(db)
+        until, since = _clock.elapsed() + PING_SECONDS, checks.database_now(db)
         with _connected(self._app) as connection:
             for queue in queues:
                 inspection.send_ping(self._app, connection, queue)
         left = list(queues)
-        while (left := health.unanswered(db, left, since)) and _clock.elapsed() < until:
+        while (left := checks.unanswered(db, left, since)) and _clock.elapsed() < until:
             _clock.sleep(POLL_SECONDS)
-        if not left:
-            text = f"A message through {', '.join(queues)} was taken by a worker."
-            return [Finding("ping", "ok", text)]
-        return [self._silence(queue, crew) for queue in left]
+        if left:
+            return [self._silence(queue, workers) for queue in left]
+        names = {each.name for queue in queues for each in workers.listening_to(queue)}
+        who = " or ".join(sorted(names)) if self._worker is not None and names else "a worker"
+        return [ok("ping", f"A message through {', '.join(queues)} was taken by {who}.")]
 
-    def _silence(self, queue: str, crew: Crew) -> Finding:
-        listeners = crew.listening_to(queue)
+    def _silence(self, queue: str, workers: Workers) -> Finding:
+        listeners = workers.listening_to(queue)
         names = ", ".join(each.name for each in listeners)
         if listeners and all(each.full for each in listeners):
             text = f"A message through {queue} is not taken: all slots of {names} are busy."
-            return Finding("ping", "warning", f"{text} Start more workers, or wait.")
-        text = (
-            f"A message through {queue} was not taken within {PING_SECONDS:g} seconds, though {names or 'a worker'} "
-            "listens to it: it is connected and consumes nothing (restart it), or works on another database "
-            "(compare think_database_url)."
-        )
-        return problem("ping", text)
+            return warning("ping", f"{text} Start more workers, or wait.")
+        late = f"A message through {queue} was not taken within {PING_SECONDS:g} seconds, though"
+        who = self._worker or names or "a worker"
+        faults = "consumes nothing (restart it), or works on another database (compare think_database_url)"
+        rivals = [
+            each for each in workers.answered or () if queue in each.queues and each.name != self._worker
+        ]
+        if self._worker is not None and rivals:
+            others = ", ".join(sorted({each.name for each in rivals}))
+            text = f"{late} {who} listens to it: it {faults}. Or another that listens does ({others})."
+            return warning("ping", f"{text} One may also hold the message behind a long turn.")
+        return problem("ping", f"{late} {who} listens to it: it is connected and {faults}.")
+
+
+def _not_asked(app: Celery) -> list[Finding]:
+    """Why the broker can't be asked, if it can't."""
+    if app.conf.task_always_eager:
+        text = "task_always_eager is on: turns run in whoever submits them, with no broker and no worker."
+        return [warning("broker", text)]
+    if _is_in_memory(app):
+        text = "memory:// lives in the process that works, so nobody else can ask it."
+        return [ok("broker", f"{text} If yours is another, name your app with --app.")]
+    return []
+
+
+def _answers(connection: Connection) -> Finding:
+    return ok("broker", f"{connection.as_uri()} answers.")
 
 
 def _is_in_memory(app: Celery) -> bool:

@@ -1,5 +1,6 @@
 """``think-celery doctor``: what is wrong, and what to do about it."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -7,11 +8,11 @@ from celery import Celery
 
 from think_celery import providers
 from think_celery.app import ThinkCelery
+from think_celery.cli.checks import Finding, ok, problem
 from think_celery.cli.common import Failure, app_options, celery_app, json_option, print_json, think_of
-from think_celery.cli.diagnosis import Diagnosis, checked, problem
+from think_celery.cli.diagnosis import Diagnosis, checked, reach
 from think_celery.clock import SystemClock
 from think_celery.domain.audition import audition
-from think_celery.domain.health import Finding
 from think_celery.errors import ModelError, ThinkError
 from think_celery.memory import default_to_memory
 from think_celery.settings import Settings
@@ -54,31 +55,47 @@ def doctor(
         found = [each for each in found if each.level == "problem"] or checked(
             "model", MODEL_SECONDS, lambda: _look_at_model(model, think.runtime.settings)
         )
-    else:
+    elif _is_usable(think):
         found += Diagnosis(think, worker).findings()
+    else:
+        found += reach(think.app)
     ill = any(each.level == "problem" for each in found)
     if as_json:
         print_json({"healthy": not ill, "findings": [asdict(each) for each in found]})
     else:
-        width = max(len(each.check) for each in found)
-        for each in found:
-            click.echo(f"{each.level:<7}  {each.check:<{width}}  {' '.join(each.text.split())}")
+        click.echo("\n".join(lines(found)))
     ctx.exit(Failure.exit_code if ill else 0)
+
+
+def lines(found: Sequence[Finding]) -> list[str]:
+    """Findings for people: level, check and text in columns."""
+    width = max(len(each.check) for each in found)
+    return [f"{each.level:<7}  {each.check:<{width}}  {' '.join(each.text.split())}" for each in found]
 
 
 def _wired(app: str | None, database_url: str | None) -> tuple[ThinkCelery, list[Finding]]:
     """The app with its settings and modules; a fault in those is a finding like any other."""
     try:
-        return think_of(app, database_url), [Finding("settings", "ok", "All settings are valid.")]
+        return think_of(app, database_url), [ok("settings", "All settings are valid.")]
     except click.ClickException:  # there is no such app, or not that database: nothing to look at
         raise
     except Exception as error:
         celery = Celery("think_celery_cli", set_as_current=False) if app is None else celery_app(app)
         default_to_memory(celery)
+        if database_url is not None:  # else another database would be looked at
+            celery.conf["think_database_url"] = database_url
         if isinstance(error, ThinkError):
             return ThinkCelery(celery), [problem("settings", str(error))]
         text = f"A module of {app} can't be imported: {type(error).__name__}: {error}"
         return ThinkCelery(celery), [problem("settings", text)]
+
+
+def _is_usable(think: ThinkCelery) -> bool:
+    """Whether its settings are valid; why they are not is told already."""
+    try:
+        return think.runtime is not None
+    except ThinkError:
+        return False
 
 
 # --- a model --------------------------------------------------------------------------------------
@@ -98,4 +115,4 @@ def _look_at_model(name: str, settings: Settings) -> list[Finding]:
             problem("model", f"{name} can't answer a step.prompt: {fault}. Choose another model for prompts.")
         ]
     took = _clock.elapsed() - began
-    return [Finding("model", "ok", f"{name} can answer a step.prompt; it took {took:.1f} s.")]
+    return [ok("model", f"{name} can answer a step.prompt; it took {took:.1f} s.")]

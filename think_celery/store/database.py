@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -16,11 +16,8 @@ from sqlalchemy import (
     CursorResult,
     Engine,
     QueuePool,
-    Table,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.sql import ColumnElement
 
 from think_celery import forks
 from think_celery.clock import Clock
@@ -28,7 +25,7 @@ from think_celery.logs import trace_of
 from think_celery.store.direct import Direct, Found
 from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_passing, make_engine, pause
-from think_celery.store.statements import HOST_TIME, ZERO, Statement, check_names, now
+from think_celery.store.statements import HOST_TIME, Statement, check_names
 from think_celery.store.urls import checked_url
 
 logger = logging.getLogger("think_celery.store")
@@ -97,10 +94,6 @@ class Tx:
                     return found
         return self.conn.execute(statement, parameters)
 
-    def now(self, plus: timedelta = ZERO) -> ColumnElement[datetime]:
-        """The present instant, moved by *plus*, as SQL."""
-        return now(plus)
-
     def limit(self, span: timedelta) -> None:
         """Let no statement of this transaction, and no pause between two, take longer than *span*.
 
@@ -120,10 +113,6 @@ class Tx:
         if self.postgres:
             milliseconds = span // timedelta(milliseconds=1)
             self.conn.exec_driver_sql(f"SET LOCAL lock_timeout = {milliseconds}")
-
-    def insert(self, table: Table) -> Any:
-        """An INSERT of this database's dialect, which has ``on_conflict_do_nothing``."""
-        return postgresql.insert(table) if self.postgres else sqlite.insert(table)
 
     def after_commit(self, call: Call) -> None:
         """Make this call once the transaction is committed, and never if it is rolled back.

@@ -9,11 +9,11 @@ from sqlalchemy.sql import ColumnElement
 
 from think_celery.ids import short_hash
 from think_celery.states import OutboxStatus, SubmissionStatus, WorkflowStatus, is_terminal
-from think_celery.store import leases, processes
+from think_celery.store import statements
 from think_celery.store.database import Tx
-from think_celery.store.leases import Lease
-from think_celery.store.tables import outbox, submissions, ticks, workflows
-from think_celery.store.tables import processes as process_rows
+from think_celery.store.leases import HELD, Lease
+from think_celery.store.statements import AT_MOST, on_each
+from think_celery.store.tables import outbox, processes, submissions, ticks, workflows
 from think_celery.store.types import UtcDateTime
 
 _UNFINISHED = [status.value for status in SubmissionStatus if not is_terminal(status)]
@@ -21,7 +21,7 @@ _UNFINISHED = [status.value for status in SubmissionStatus if not is_terminal(st
 
 def now(tx: Tx) -> datetime:
     """The present instant by the database's clock; on SQLite that is the host's."""
-    moment: datetime = tx.execute(select(type_coerce(tx.now(), UtcDateTime))).scalar_one()
+    moment: datetime = tx.execute(select(type_coerce(statements.now(), UtcDateTime))).scalar_one()
     return moment
 
 
@@ -33,11 +33,18 @@ def last_passes(tx: Tx) -> dict[str, datetime]:
     return {row.kind: row.last_at for row in tx.execute(select(ticks.c.kind, ticks.c.last_at))}
 
 
+def _answer(insert: Any) -> Any:
+    statement = insert(ticks).values(last_at=statements.now(), steady_since=statements.now())
+    at = {"last_at": statement.excluded.last_at}
+    return statement.on_conflict_do_update(index_elements=[ticks.c.kind], set_=at)
+
+
+_ANSWER = on_each(_answer)
+
+
 def answer(tx: Tx, queue: str) -> None:
     """Note that a worker has just taken a ping from this queue."""
-    statement = tx.insert(ticks).values(kind=_ping(queue), last_at=tx.now(), steady_since=tx.now())
-    at = {"last_at": statement.excluded.last_at}
-    tx.execute(statement.on_conflict_do_update(index_elements=[ticks.c.kind], set_=at))
+    tx.execute(_ANSWER, {"kind": _ping(queue)})
 
 
 def answered_at(tx: Tx, queue: str) -> datetime | None:
@@ -49,23 +56,32 @@ def _ping(queue: str) -> str:
     return f"ping {short_hash(queue)}"  # a queue's name may be longer than the column
 
 
+_GONE = or_(processes.c.id.is_(None), processes.c.dead.is_(True), processes.c.until < statements.now())
+_LOST = (
+    select(HELD, processes.c.until)
+    .outerjoin(processes, processes.c.id == HELD.c.process_id)
+    .where(_GONE)
+    .order_by(HELD.c.kind, HELD.c.key)
+    .limit(AT_MOST)
+)
+
+
 def lost(tx: Tx, limit: int = 500) -> list[tuple[Lease, datetime | None]]:
     """Leases of processes that are dead or out of time, with the end of that time.
 
     ``None`` where the process's row is gone: it has been dead for a day.
     """
-    late = {lease for process_id in processes.lapsed(tx, limit) for lease in leases.held_by(tx, process_id)}
-    found = sorted(late | set(leases.orphaned(tx, limit)), key=str)
-    p = process_rows.c
-    wanted = {lease.process_id for lease in found}
-    until = {row.id: row.until for row in tx.execute(select(p.id, p.until).where(p.id.in_(wanted)))}
-    return [(lease, until.get(lease.process_id)) for lease in found]
+    found = tx.execute(_LOST, {"at_most": limit})
+    return [
+        (Lease(kind=row.kind, key=row.key, process_id=row.process_id, token=row.token), row.until)
+        for row in found
+    ]
 
 
 def count_alive(tx: Tx) -> int:
     """How many processes have worked, and have renewed themselves in time."""
-    p = process_rows.c
-    return tx.execute(select(func.count()).where(p.dead.is_(False), p.until >= tx.now())).scalar() or 0
+    living = and_(processes.c.dead.is_(False), processes.c.until >= statements.now())
+    return tx.execute(select(func.count()).select_from(processes).where(living)).scalar() or 0
 
 
 # --- what waits -----------------------------------------------------------------------------------
@@ -77,13 +93,13 @@ def waiting_turns(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
     ``forgotten`` counts those whose knock was due *late* ago or earlier: a tick would have seen them.
     """
     s = submissions.c
-    due = or_(s.not_before.is_(None), s.not_before <= tx.now())
+    due = or_(s.not_before.is_(None), s.not_before <= statements.now())
     statement = (
         select(
             s.agent_class,
             s.queue,
             func.count().label("count"),
-            _count(s.knock_at < tx.now(-late)).label("forgotten"),
+            _count(s.knock_at < statements.now(-late)).label("forgotten"),
             func.max(s.knocks).label("knocks"),
             func.min(s.created_at).label("oldest"),
             func.min(s.id).label("example"),
@@ -106,7 +122,7 @@ def waiting_runs(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
             w.agent_class,
             w.queue,
             func.count().label("count"),
-            _count(w.knock_at < tx.now(-late)).label("forgotten"),
+            _count(w.knock_at < statements.now(-late)).label("forgotten"),
             func.max(w.knocks).label("knocks"),
             func.min(w.created_at).label("oldest"),
             func.min(w.workflow_id).label("example"),
@@ -125,7 +141,7 @@ def waiting_news(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
         select(
             o.queue,
             func.count().label("count"),
-            _count(o.knock_at < tx.now(-late)).label("forgotten"),
+            _count(o.knock_at < statements.now(-late)).label("forgotten"),
             func.max(o.knocks).label("knocks"),
             func.min(o.created_at).label("oldest"),
             func.min(o.id).label("example"),

@@ -75,7 +75,7 @@ class Lease:
         return f"{self.kind} {self.key}"
 
 
-_held = union_all(
+HELD = union_all(
     select(
         literal_column("'turn'").label("kind"),
         lines.c.agent_id.label("key"),
@@ -86,6 +86,7 @@ _held = union_all(
         workflows.c.status == WorkflowStatus.RUNNING, workflows.c.process_id.is_not(None)
     ),
 ).subquery("held")
+"""Every lease that some process holds, on lines and on workflows."""
 
 
 _IS_HELD: Mapping[Kind, Any] = {
@@ -115,7 +116,7 @@ def is_held(tx: Tx, lease: Lease) -> bool:
     return tx.execute(_IS_HELD[lease.kind], lease.parameters).first() is not None
 
 
-_HELD_BY = select(_held).where(_held.c.process_id == bindparam("process"))
+_HELD_BY = select(HELD).where(HELD.c.process_id == bindparam("process"))
 
 
 def held_by(tx: Tx, process_id: str) -> set[Lease]:
@@ -125,8 +126,8 @@ def held_by(tx: Tx, process_id: str) -> set[Lease]:
 
 # In no order, so that rows that can't be freed hide no others.
 _ORPHANED = (
-    select(_held)
-    .outerjoin(processes, processes.c.id == _held.c.process_id)
+    select(HELD)
+    .outerjoin(processes, processes.c.id == HELD.c.process_id)
     .where(or_(processes.c.id.is_(None), processes.c.dead.is_(True)))
     .order_by(func.random())
     .limit(AT_MOST)

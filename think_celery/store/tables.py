@@ -56,6 +56,8 @@ processes = Table(
     Index("ix_think_processes_until", "until"),
 )
 
+# When each kind of regular pass was made last, and since when they have come steadily. And, as "ping" with the hash of
+# a queue, when a worker took a ping of the doctor's from it last.
 ticks = Table(
     "think_ticks",
     metadata,

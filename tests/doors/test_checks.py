@@ -1,6 +1,7 @@
 """What the database says of how the work goes: each fault is found, named, and told with what to do."""
 
 import re
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,16 +10,18 @@ from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, die
 from tests.domain.flows import DESK, begin, flow
+from think_celery.cli import checks
+from think_celery.cli.checks import Finding
 from think_celery.clock import SystemClock
-from think_celery.domain import claims, health, tick
-from think_celery.domain.health import Crew, Finding, Worker
+from think_celery.domain import advance, claims, health, tick
 from think_celery.ids import WorkflowRef
+from think_celery.inspection import Worker, Workers
 from think_celery.store import tables
 from think_celery.store.database import Database
-from think_celery.testing import ThinkTest
+from think_celery.testing import ThinkTest, think_test
 
-NOBODY = Crew(workers=[], route=lambda task: "celery")
-NOT_ASKED = Crew(workers=None, route=lambda task: "celery")
+NOBODY = Workers(answered=[], route=lambda task: "celery")
+NOT_ASKED = Workers(answered=None, route=lambda task: "celery")
 ABLE = Worker(
     name="w1",
     queues=frozenset({"celery"}),
@@ -29,10 +32,22 @@ ABLE = Worker(
 )
 
 
-def crew(**changes: Any) -> Crew:
+@pytest.fixture
+def t(database_url: str) -> Iterator[ThinkTest]:
+    with think_test(database_url=database_url) as test:
+        yield test
+
+
+@pytest.fixture
+def quick(sqlite_url: str) -> Iterator[ThinkTest]:
+    with think_test(database_url=sqlite_url) as test:
+        yield test
+
+
+def one(**changes: Any) -> Workers:
     """One worker, that is like ABLE but for these."""
     told = {name: getattr(ABLE, name) for name in ABLE.__dataclass_fields__} | changes
-    return Crew(workers=[Worker(**told)], route=lambda task: "celery")
+    return Workers(answered=[Worker(**told)], route=lambda task: "celery")
 
 
 def only(found: list[Finding]) -> Finding:
@@ -62,9 +77,9 @@ class TestTheDatabase:
         def at(version: str) -> Finding:
             statement = f"UPDATE think_alembic_version SET version_num = '{version}'"
             t.rt.db.transact(lambda tx: tx.conn.exec_driver_sql(statement))
-            return only(health.schema(t.rt.db))
+            return only(checks.schema(t.rt.db))
 
-        fine = only(health.schema(t.rt.db))
+        fine = only(checks.schema(t.rt.db))
         needed = fine.text.split("schema ")[1].split()[0]
         older, newer = at("0000"), at("9999")
         at(needed)
@@ -77,7 +92,7 @@ class TestTheDatabase:
         """And says how to make them."""
         db = Database(empty_database_url, SystemClock())
         try:
-            finding = only(health.schema(db))
+            finding = only(checks.schema(db))
         finally:
             db.dispose()
 
@@ -95,7 +110,7 @@ class TestTheDatabase:
 
         db = Database(postgres_url, SystemClock())
         try:
-            finding = only(health.clocks(db, Off()))
+            finding = only(checks.clocks(db, Off()))
         finally:
             db.dispose()
 
@@ -104,18 +119,18 @@ class TestTheDatabase:
 
     def test_sqlite_has_no_clock_of_its_own(self, quick: ThinkTest) -> None:
         """So there is nothing to compare."""
-        assert only(health.clocks(quick.rt.db, SystemClock())).level == "ok"
+        assert only(checks.clocks(quick.rt.db, SystemClock())).level == "ok"
 
 
 class TestWhoLooks:
     def test_somebody_looks_nobody_looks_nobody_ever_did(self, t: ThinkTest) -> None:
         """Each kind of pass counts: one that has stopped is a problem, though the other goes on."""
-        never = only(health.passes(t.rt.db))
+        never = only(checks.passes(t.rt.db))
         tick.run(t.rt)
-        fresh = only(health.passes(t.rt.db))
+        fresh = only(checks.passes(t.rt.db))
         later(t, seconds=30)
         tick.watch(t.rt)
-        half = only(health.passes(t.rt.db))
+        half = only(checks.passes(t.rt.db))
 
         assert [each.level for each in (never, fresh, half)] == ["problem", "ok", "problem"]
         assert "Start a worker" in never.text
@@ -126,18 +141,18 @@ class TestWhoLooks:
         """A holder that is out of time is taken over within seconds; after a minute something is wrong."""
         Clerk("a").submit_messages("Hello", submission_id="s-1")
         claims.claim(t.rt, "s-1")
-        found = [only(health.leases(t.rt.db))]
+        found = [only(checks.leases(t.rt.db))]
         later(t, seconds=20)
-        found.append(only(health.leases(t.rt.db)))
+        found.append(only(checks.leases(t.rt.db)))
         later(t, minutes=2)
-        found.append(only(health.leases(t.rt.db)))
+        found.append(only(checks.leases(t.rt.db)))
         t.rt.monitor.forget_process()
         change(t.rt, tables.processes.delete())
-        found.append(only(health.leases(t.rt.db)))
+        found.append(only(checks.leases(t.rt.db)))
         for _ in range(4):
             later(t, seconds=1)
             tick.watch(t.rt)
-        found.append(only(health.leases(t.rt.db)))
+        found.append(only(checks.leases(t.rt.db)))
 
         assert [each.level for each in found] == ["ok", "warning", "problem", "problem", "ok"]
         assert "turn " in found[1].text
@@ -149,24 +164,24 @@ class TestWaiting:
         begin(t, lambda event, step: step.wait_for_event("a", type="go"))
         t.run_until_idle()
 
-        assert only(health.waiting(t.rt.db, NOBODY)).level == "ok"
+        assert only(checks.waiting(t.rt.db, NOBODY)).level == "ok"
 
     @pytest.mark.parametrize(
         ("who", "level", "words"),
         [
-            (NOBODY, "problem", "no worker listens to it"),
-            (crew(), "ok", "none of them in vain"),
-            (crew(queues=frozenset({"other"})), "problem", "worker -Q celery"),
-            (crew(knows_us=False), "problem", "no worker listens to it"),
-            (crew(agents=frozenset({"Desk"})), "problem", "has imported Clerk"),
+            (NOBODY, "problem", "no worker that answered listens to it"),
+            (one(), "ok", "none of them in vain"),
+            (one(queues=frozenset({"other"})), "problem", "worker -Q celery"),
+            (one(knows_us=False), "problem", "no worker that answered listens to it"),
+            (one(agents=frozenset({"Desk"})), "problem", "has imported Clerk"),
             (NOT_ASKED, "ok", "none of them in vain"),
         ],
     )
-    def test_a_turn_waits_in_vain(self, t: ThinkTest, who: Crew, level: str, words: str) -> None:
+    def test_a_turn_waits_in_vain(self, t: ThinkTest, who: Workers, level: str, words: str) -> None:
         """Because nobody consumes its queue, or nobody there has its class."""
         Clerk("a").submit_messages("Hello", submission_id="s-1")
 
-        finding = only(health.waiting(t.rt.db, who))
+        finding = only(checks.waiting(t.rt.db, who))
 
         assert finding.level == level
         assert words in finding.text
@@ -175,18 +190,18 @@ class TestWaiting:
     @pytest.mark.parametrize(
         ("who", "level", "words"),
         [
-            (crew(), "ok", "none of them in vain"),
-            (crew(workflows={"Flow": "2"}), "problem", "version '1'"),
-            (crew(workflows={}), "problem", "version '1'"),
-            (crew(agents=frozenset()), "problem", "the agent Desk"),
-            (NOBODY, "problem", "no worker listens to it"),
+            (one(), "ok", "none of them in vain"),
+            (one(workflows={"Flow": "2"}), "problem", "version '1'"),
+            (one(workflows={}), "problem", "version '1'"),
+            (one(agents=frozenset()), "problem", "the agent Desk"),
+            (NOBODY, "problem", "no worker that answered listens to it"),
         ],
     )
-    def test_a_run_waits_for_its_version(self, t: ThinkTest, who: Crew, level: str, words: str) -> None:
+    def test_a_run_waits_for_its_version(self, t: ThinkTest, who: Workers, level: str, words: str) -> None:
         """A run of a version that no worker has is not lost, and says which worker it needs."""
         start(t)
 
-        finding = only(health.waiting(t.rt.db, who))
+        finding = only(checks.waiting(t.rt.db, who))
 
         assert (finding.level, words in finding.text) == (level, True), finding.text
 
@@ -195,9 +210,9 @@ class TestWaiting:
         ref = start(t)
         change(t.rt, update(tables.workflows).values(status="running", process_id=None))
 
-        finding = only(health.waiting(t.rt.db, NOBODY))
+        finding = only(checks.waiting(t.rt.db, NOBODY))
 
-        assert (finding.check, ref.workflow_id in finding.text) == ("workflows", True)
+        assert (finding.check, ref.workflow_id in finding.text) == ("waiting", True)
 
     def test_each_queue_and_class_is_told_of_by_itself(self, t: ThinkTest) -> None:
         """A fault of one hides none of another; the queue of a row counts before the default one."""
@@ -209,21 +224,22 @@ class TestWaiting:
         )
         start(t)
 
-        found = health.waiting(t.rt.db, NOBODY)
+        found = checks.waiting(t.rt.db, NOBODY)
 
-        assert [(each.check, "'slow'" in each.text) for each in found] == [
-            ("submissions", False),
-            ("submissions", True),
-            ("workflows", False),
+        assert {each.check for each in found} == {"waiting"}
+        assert [(each.text.split(",")[0].split(" wait")[0], "'slow'" in each.text) for each in found] == [
+            ("1 turn of Clerk", False),
+            ("1 turn of Clerk", True),
+            ("1 run of Flow", False),
         ]
 
     def test_rows_that_no_tick_sees_to(self, t: ThinkTest) -> None:
         """A knock that was due a minute ago was not made: nobody looks, or looking fails."""
         Clerk("a").submit_messages("Hello")
         later(t, seconds=50)
-        before = only(health.waiting(t.rt.db, crew()))
+        before = only(checks.waiting(t.rt.db, one()))
         later(t, seconds=20)
-        after = only(health.waiting(t.rt.db, crew()))
+        after = only(checks.waiting(t.rt.db, one()))
 
         assert (before.level, after.level) == ("ok", "problem")
         assert "more than a minute ago" in after.text
@@ -232,11 +248,11 @@ class TestWaiting:
     def test_rows_that_are_knocked_for_and_not_taken(self, t: ThinkTest, busy: int, level: str) -> None:
         """A problem, unless all slots are busy: then more workers would help, and waiting helps too."""
         Clerk("a").submit_messages("Hello")
-        for _ in range(health.OFTEN_KNOCKED + 2):
+        for _ in range(checks.OFTEN_KNOCKED + 2):
             later(t, minutes=1)
             tick.run(t.rt)
 
-        finding = only(health.waiting(t.rt.db, crew(busy=busy)))
+        finding = only(checks.waiting(t.rt.db, one(busy=busy)))
 
         assert finding.level == level
         assert ("all 4 slots" in finding.text) == (level == "warning")
@@ -248,15 +264,16 @@ class TestWaiting:
         soon = t.clock.now() + timedelta(hours=1)
         change(t.rt, update(tables.submissions).values(not_before=soon, knock_at=soon))
 
-        assert only(health.waiting(t.rt.db, NOBODY)).level == "ok"
+        assert only(checks.waiting(t.rt.db, NOBODY)).level == "ok"
 
     def test_news_waits_for_its_queue(self, t: ThinkTest) -> None:
         """News goes to the queue of its workflow."""
         news(t)
 
-        finding = only(health.waiting(t.rt.db, NOBODY))
+        finding = only(checks.waiting(t.rt.db, NOBODY))
 
-        assert (finding.check, finding.level) == ("outbox", "problem")
+        assert (finding.check, finding.level) == ("waiting", "problem")
+        assert "1 piece of news" in finding.text
 
 
 def news(t: ThinkTest, count: int = 1, **values: Any) -> None:
@@ -283,7 +300,7 @@ class TestWhatNeedsSomebody:
         found = []
         for _ in range(3):
             claims.claim(t.rt, "s-1")
-            found.append(only(health.dying(t.rt.db, 5)))
+            found.append(only(checks.dying(t.rt.db, 5)))
             die(t.rt)
             later(t, seconds=1)
             tick.watch(t.rt)
@@ -294,13 +311,37 @@ class TestWhatNeedsSomebody:
         assert "After 5" in found[2].text
 
     def test_a_run_that_kills_its_workers(self, t: ThinkTest) -> None:
-        """Likewise; and one that changed hands many times."""
+        """Likewise."""
         ref = start(t)
-        change(t.rt, update(tables.workflows).values(takeovers=health.MANY_TAKEOVERS))
+        change(t.rt, update(tables.workflows).values(attempts=3))
 
-        finding = only(health.dying(t.rt.db, 5))
+        finding = only(checks.dying(t.rt.db, 5))
 
         assert (finding.level, str(ref) in finding.text) == ("warning", True)
+        assert "begun 3 times in a row" in finding.text
+
+    def test_what_is_taken_again_and_again(self, t: ThinkTest) -> None:
+        """Every claim counts there, also after an orderly hand-over: it is told from half of the limit on, which is
+        another for turns than for workflows, and no death is made of it."""
+        ref = start(t)
+        Clerk("a").submit_messages("Hello", submission_id="s-1")
+        found = []
+        for less in (1, 0):
+            for table, most in (
+                (tables.submissions, claims.MAX_TAKEOVERS),
+                (tables.workflows, advance.MAX_TAKEOVERS),
+            ):
+                change(t.rt, update(table).values(takeovers=most // 2 - less))
+            found.append(checks.dying(t.rt.db, 5))
+        (well,), (turn, run) = found
+
+        assert (well.level, turn.level, run.level) == ("ok", "warning", "warning")
+        assert "s-1" in turn.text
+        assert "50 times" in turn.text
+        assert "At 100 it ends" in turn.text
+        assert str(ref) in run.text
+        assert "At 1000 it ends" in run.text
+        assert "die" not in turn.text + run.text
 
     def test_a_paused_workflow_says_how_to_resume_it(self, t: ThinkTest) -> None:
         """With the kind of its error, and the command."""
@@ -311,7 +352,7 @@ class TestWhatNeedsSomebody:
         t.run_until_idle()
         assert workflow.status == "paused"
 
-        finding = only(health.paused(t.rt.db))
+        finding = only(checks.paused(t.rt.db))
 
         assert (finding.level, "ReplayMismatch" in finding.text) == ("problem", True)
         assert f"think-celery workflows resume {workflow.ref.workflow_id} --workflow Flow" in finding.text
@@ -319,9 +360,9 @@ class TestWhatNeedsSomebody:
     def test_news_that_is_not_taken(self, t: ThinkTest) -> None:
         """After a hundred attempts, with the last error."""
         news(t, attempts=99, last_error="DeliveryRefused: 99")
-        before = only(health.undelivered(t.rt.db))
+        before = only(checks.undelivered(t.rt.db))
         change(t.rt, update(tables.outbox).values(attempts=100, last_error="DeliveryRefused: 100"))
-        after = only(health.undelivered(t.rt.db))
+        after = only(checks.undelivered(t.rt.db))
 
         assert (before.level, after.level) == ("ok", "problem")
         assert "news-0" in after.text
@@ -331,9 +372,9 @@ class TestWhatNeedsSomebody:
         """Five, and that there are more."""
         news(quick, count=9, attempts=100)
 
-        found = health.undelivered(quick.rt.db)
+        found = checks.undelivered(quick.rt.db)
 
-        assert len(found) == health.SHOWN + 1
+        assert len(found) == checks.SHOWN + 1
         assert {each.level for each in found} == {"problem"}
         assert "more" in found[-1].text
 
@@ -342,15 +383,15 @@ class TestPings:
     def test_an_answer_counts_for_its_queue_and_from_its_time_on(self, t: ThinkTest) -> None:
         """A worker's answer of yesterday says nothing of today."""
         names = ["celery", "q" * 200]
-        began = health.database_now(t.rt.db)
-        nobody = health.unanswered(t.rt.db, names, began)
+        began = checks.database_now(t.rt.db)
+        nobody = checks.unanswered(t.rt.db, names, began)
         health.answer_ping(t.rt, names[1])
-        one = health.unanswered(t.rt.db, names, began)
+        one = checks.unanswered(t.rt.db, names, began)
         later(t, seconds=1)
-        again = health.unanswered(t.rt.db, names, health.database_now(t.rt.db))
+        again = checks.unanswered(t.rt.db, names, checks.database_now(t.rt.db))
         health.answer_ping(t.rt, names[1])
 
         assert nobody == names
         assert one == ["celery"]
         assert again == names
-        assert health.unanswered(t.rt.db, names, began + timedelta(seconds=1)) == ["celery"]
+        assert checks.unanswered(t.rt.db, names, began + timedelta(seconds=1)) == ["celery"]
