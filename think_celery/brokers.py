@@ -125,19 +125,20 @@ class RedisSentinel:
         self.watching = True
         return answer
 
+    # A hash, for these are commands before whose keys kombu puts the prefix; not so GET.
     def _is_missing(self, client: Any) -> bool:
-        return client.get(self._key_of(client)) is None
+        return client.hget(self._key, self._server(client)) is None
 
     def _leave_key(self, client: Any) -> bool:
-        return bool(client.set(self._key_of(client), 1, px=DAY_MILLISECONDS))
+        client.hset(self._key, self._server(client), 1)
+        return bool(client.pexpire(self._key, DAY_MILLISECONDS))
 
-    def _key_of(self, client: Any) -> str:
+    def _server(self, client: Any) -> str:
         assert self._connection is not None
         try:
-            server = client.info("server").get("run_id", "")
+            return str(client.info("server").get("run_id", ""))
         except self._connection.channel_errors:  # not allowed: then only a flush is noticed
-            server = ""
-        return f"{self._key}:{server}"
+            return ""
 
     def close(self) -> None:
         """Close the connection; the next look opens another."""

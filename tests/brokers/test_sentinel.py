@@ -144,8 +144,9 @@ class TestServers:
             watch = sentinel(broker.url)
             losses_seen(watch)
             [key] = broker.client.keys("*")  # type: ignore[misc]
+            saved = broker.client.hgetall(key)
             broker.restart()
-            broker.client.set(key, 1)
+            broker.client.hset(key, mapping=saved)  # type: ignore[arg-type]
 
             assert [losses_seen(watch), losses_seen(watch)] == [1, 0]
 
