@@ -21,8 +21,10 @@ from click.testing import CliRunner
 
 from tests import servers
 from tests.providers.server import ModelServer, Response, json_response, stream, text_frames, tool_call_frames
-from think_celery import Think, runtime
+from think_celery import Think, inspection, runtime
 from think_celery.cli import checks, diagnosis, main
+from think_celery.cli.checks import Finding
+from think_celery.cli.doctor import lines
 from think_celery.errors import ThinkError
 from think_celery.protocols import FINAL_ANSWER
 from think_celery.store.migrate import upgrade
@@ -123,17 +125,37 @@ class TestWhatItSays:
 
         assert (said.level("database"), tables) == ("problem", [])
 
-    def test_a_setting_that_is_wrong_hides_no_broker(
-        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("variable", "value", "url"),
+        [("THINK_LEASE", "soon", None), ("THINK_DATABASE_URL", "sqlite:///think.db", "mysql://db/x")],
+    )
+    def test_a_setting_that_is_wrong_is_told_once_and_hides_no_broker(
+        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, url: str | None
     ) -> None:
-        """What can be looked at without it is looked at."""
-        monkeypatch.setenv("THINK_LEASE", "soon")
+        """What can be looked at without it is looked at; another database than the one that was named is not."""
+        monkeypatch.setenv(variable, value)
 
-        said = doctor("--database-url", sqlite_url, broker="redis://127.0.0.1:1/0")
+        said = doctor("--database-url", url or sqlite_url, broker="redis://127.0.0.1:1/0")
 
         assert (said.exit_code, said.level("settings"), said.level("broker")) == (1, "problem", "problem")
-        assert "THINK_LEASE" in said.text("settings")
+        assert (url or variable).split(":")[0] in said.text("settings")
         assert "can't be reached" in said.text("broker")
+        assert list(said.findings) == ["settings", "broker"]
+
+    def test_a_module_that_can_not_be_imported_hides_nothing(self, sqlite_url: str, tmp_path: Path) -> None:
+        """The settings are valid, so the database that was named is looked at."""
+        (tmp_path / "importshop.py").write_text(
+            "from celery import Celery\nfrom think_celery import ThinkCelery\n"
+            "app = Celery('importshop', broker='memory://', set_as_current=False)\n"
+            "app.conf.think_imports = ['no_such_module_of_the_shop']\nThinkCelery(app)\n"
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path))
+            said = doctor("-A", "importshop", "--database-url", sqlite_url)
+
+        assert (said.level("settings"), said.level("database")) == ("problem", "ok")
+        assert "no_such_module_of_the_shop" in said.text("settings")
+        assert sqlite_url.removeprefix("sqlite:///") in said.text("database")
 
     def test_a_check_that_fails_itself_is_a_problem_and_hides_no_other(
         self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
@@ -214,18 +236,41 @@ class TestWhatItSays:
         assert CliRunner().invoke(main, ["doctor", "-A", "no.such.app"]).exit_code == 2
 
 
+PAGE = (ROOT / "docs" / "howto" / "doctor.md").read_text()
+
+
+def names_in_the_code() -> list[str]:
+    """The name of each check, in the order in which they are made."""
+    sources = [
+        (ROOT / "think_celery" / "cli" / f"{name}.py").read_text()
+        for name in ("doctor", "diagnosis", "checks")
+    ]
+    calls = r'\b(?:ok|warning|problem|checked|self\._add)\(\s*"(\w+)"|^ +"(\w+)": lambda: checks\.'
+    found = [one or other for source in sources for one, other in re.findall(calls, source, re.MULTILINE)]
+    return [name for name in dict.fromkeys(found) if name != "model"]
+
+
 def test_the_how_to_lists_every_check() -> None:
     """Each name that stands in a line of the doctor's has a row that says what is a problem there."""
-    sources = "".join(
-        (ROOT / "think_celery" / name).read_text()
-        for name in ("cli/checks.py", "cli/diagnosis.py", "cli/doctor.py")
-    )
-    made = set(re.findall(r'(?:Finding|problem|_ok|checked|self\._add)\(\s*"(\w+)"|check="(\w+)"', sources))
-    page = (ROOT / "docs" / "howto" / "doctor.md").read_text()
-    table = page[page.index("| check |") : page.index("The ping is")]
-    told = {name for row in re.findall(r"^\| ([a-z, ]+) \|", table, re.MULTILINE) for name in row.split(", ")}
+    table = PAGE[PAGE.index("| check |") : PAGE.index("The ping is")]
+    told = re.findall(r"^\| ([a-z]+) \|", table, re.MULTILINE)[1:]
 
-    assert {one or other for one, other in made} - {"model", "waiting"} == told - {"check"}
+    assert sorted(told) == sorted(names_in_the_code())
+
+
+def test_the_sample_of_the_how_to_is_what_it_prints(sqlite_url: str) -> None:
+    """In its columns, with all its checks, and in the order in which it makes them."""
+    sample = re.search(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
+    assert sample is not None
+    shown = sample[1].splitlines()
+    found = [Finding(check, level, text) for level, check, text in (line.split(maxsplit=2) for line in shown)]  # type: ignore[arg-type]
+    levels = {each.check: each.level for each in found if each.check in ("queues", "waiting")}
+    order = list(doctor("--database-url", sqlite_url).findings)
+
+    assert shown == lines(found)
+    assert {each.check for each in found} == set(names_in_the_code())
+    assert [name for name in dict.fromkeys(each.check for each in found) if name in order] == order
+    assert levels == {"queues": "warning", "waiting": "problem"}
 
 
 # --- a model --------------------------------------------------------------------------------------
@@ -359,6 +404,30 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "PING_SECONDS", 0.5)
 
 
+class TestAsking:
+    def test_who_is_late_at_first_is_asked_once_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Though others have answered already; two of one name count as two if they did so at either time."""
+        app = Celery("asking", broker="memory://", set_as_current=False)
+        celery, slow = [{"name": "celery"}], [{"name": "slow"}]
+        times = [[{"a": celery}, {"twin": celery}, {"twin": celery}], [{"b": slow}, {"twin": celery}]]
+
+        def broadcast(command: str, destination: list[str] | None = None, **options: Any) -> list[Any]:
+            if command == "active_queues":
+                return times.pop(0)
+            return [{name: {"agents": []}} for name in destination or ()]
+
+        monkeypatch.setattr(app.control, "broadcast", broadcast)
+
+        found = inspection.ask_workers(app, app.connection_for_write())
+
+        assert [(each.name, sorted(each.queues)) for each in found] == [
+            ("a", ["celery"]),
+            ("b", ["slow"]),
+            ("twin", ["celery"]),
+            ("twin", ["celery"]),
+        ]
+
+
 @pytest.mark.services
 class TestAWorker:
     """FR-14: health means that it consumes, not that it is connected."""
@@ -381,6 +450,8 @@ class TestAWorker:
             DoctorAgent("a").cancel_submission(stuck.submission_id)
 
         assert (mine.level("workers"), mine.level("ping")) == ("ok", "ok")
+        assert f"was taken by {place.name}." in mine.text("ping")  # no other listens
+        assert mine.text("queues") == f"{place.name} listens to celery."
         assert "waiting" not in mine.findings
         assert (none.exit_code, "does not answer" in none.text("workers")) == (1, True)
 
@@ -395,16 +466,60 @@ class TestAWorker:
         assert "has imported DoctorAgent" in said.text("waiting")
         assert waits.submission_id in said.text("waiting")
 
-    def test_a_worker_that_is_connected_and_consumes_nothing(self, place: Place, impatient: None) -> None:
-        """It answers, and does not work: its slot is frozen, so nothing takes the message."""
+    def test_a_worker_that_is_connected_and_consumes_nothing(
+        self, place: Place, impatient: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It answers, and does not work: its slot is frozen, so nothing takes the message. That the last read of it
+        takes its time is not said to be a hanging database."""
+        unanswered = checks.unanswered
+
+        def slowly(*given: Any) -> Any:
+            time.sleep(0.4)
+            return unanswered(*given)
+
+        monkeypatch.setattr(checks, "unanswered", slowly)
         os.kill(place.child, signal.SIGSTOP)
         try:
             said = until(place.look, lambda said: said.level("ping") == "problem")
+            alone = until(
+                lambda: place.look("--worker", place.name), lambda said: said.level("workers") == "ok"
+            )
         finally:
             os.kill(place.child, signal.SIGCONT)
 
         assert (said.exit_code, said.level("workers"), said.level("ping")) == (1, "ok", "problem")
         assert "consumes nothing" in said.text("ping")
+        assert (alone.exit_code, alone.level("ping")) == (1, "problem")
+        assert place.name in alone.text("ping")
+
+    def test_one_of_two_is_not_blamed_for_the_other(
+        self, place: Place, impatient: None, tmp_path: Path, sqlite_url: str
+    ) -> None:
+        """Asked for one worker: a message that nobody took may have been taken by another that listens, such as one
+        that works on another database. Which one takes it is the broker's choice."""
+        twin = (
+            "-A",
+            "shop",
+            "worker",
+            "--pool",
+            "solo",
+            "-n",
+            "twin@here",
+            "--without-mingle",
+            "--without-gossip",
+        )
+        (tmp_path / "shop.py").write_text(SHOP)
+        environment = {"THINK_DATABASE_URL": sqlite_url, "CELERY_BROKER_URL": place.broker}
+        with worker(tmp_path, tmp_path / "log", *twin, **environment):
+            said = until(
+                lambda: place.look("--worker", place.name),
+                lambda said: said.level("ping") == "warning" and said.level("workers") == "ok",
+            )
+
+        assert said.exit_code == 0
+        assert "twin@here" in said.text("ping")
+        assert place.name in said.text("workers")
+        assert "twin@here" not in said.text("workers")
 
     def test_a_worker_that_has_stopped_to_listen(self, place: Place) -> None:
         """The queue that we send to is named."""
