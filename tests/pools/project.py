@@ -77,7 +77,7 @@ class _Listening:
     def stream(self, request: ModelRequest, signal: AbortSignal) -> Iterator[ModelEvent]:
         """Say the word, and that it was heard."""
         cursor, word, heard = self._log.head(self._agent_id), f"{uuid4()} ", ""
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not heard:
             assert time.monotonic() < until, "it has not heard itself"
             yield TextDelta(word)

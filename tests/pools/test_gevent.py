@@ -17,12 +17,14 @@ class TestComputing:
     def test_the_lease_is_kept(self, stage: Stage, redis_url: str) -> None:
         """P8: for two leases and more no other greenlet runs, and no other worker takes the turn."""
         stage.environment["POOLS_COMPUTE"] = str(LONG)
+        begin(
+            stage, "threads", redis_url, {"task_default_queue": "another"}
+        )  # it looks for who is out of time
         begin(stage, "gevent", redis_url, {"worker_concurrency": 10})
         connect(stage, redis_url)
         submission = hand(stage).submit_messages("do: compute").submission_id
         stage.until(lambda: begun(stage, "compute"), BOUND, what="begun")
         (process,) = alive(stage)
-        begin(stage, "threads", redis_url)  # it looks for who is out of time
 
         beats = set()
         while not ended(stage, submission):
