@@ -140,8 +140,7 @@ def tell_workflow(
         "error": error,
         "output": output,
     }
-    workflow = workflows.get(tx, row.workflow_key)
-    queue = None if workflow is None else workflow.queue
+    queue = workflows.queue_of(tx, row.workflow_key)
     outbox_id = outbox.insert(
         tx,
         dedupe_key=f"submission:{row.id}:{row.workflow_run}",

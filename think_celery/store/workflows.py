@@ -70,6 +70,15 @@ def get(tx: Tx, key: str) -> Row[Any] | None:
     return tx.execute(_GET, {"of_key": key}).first()
 
 
+_QUEUE = select(workflows.c.queue).where(_MINE)
+
+
+def queue_of(tx: Tx, key: str) -> str | None:
+    """The queue of the workflow of that key; ``None`` where it has none, or there is no such workflow."""
+    queue: str | None = tx.execute(_QUEUE, {"of_key": key}).scalar()
+    return queue
+
+
 def by_id(tx: Tx, workflow_id: str) -> Sequence[Row[Any]]:
     """The workflows, of whatever class, that were started under that id."""
     statement = select(workflows).where(workflows.c.workflow_id == workflow_id)
