@@ -126,7 +126,8 @@ class Theatre:
     def end_of(self, item: Any) -> None:
         """Wait until the test has been played; raises what it raised."""
         if item.nodeid in self._played:
-            self._played[item.nodeid].result(110)
+            marked = item.get_closest_marker("timeout")
+            self._played[item.nodeid].result((marked.args[0] if marked else 120) - 10)
         else:
             self._play(item)
 

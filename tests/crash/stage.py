@@ -119,7 +119,15 @@ class Stage:
         if self.saga_waits():
             self.send_go()
 
-    def until(self, true: Callable[[], Any], seconds: float, *, what: str, feed: bool = False) -> float:
+    def until(
+        self,
+        true: Callable[[], Any],
+        seconds: float,
+        *,
+        what: str,
+        feed: bool = False,
+        every: float = 0.02,
+    ) -> float:
         """Wait until *true*, and return the time then. That many seconds of a free machine are allowed."""
         began = time.monotonic()
         while not true():
@@ -127,7 +135,7 @@ class Stage:
                 raise AssertionError(f"not {what} after {seconds} s\n{self.report()}")
             if feed:
                 self.feed()
-            time.sleep(0.02)
+            time.sleep(every)
         return time.monotonic()
 
     def took(self, began: float, ended: float) -> float:
