@@ -166,7 +166,7 @@ class Chaos:
             self._broker.start()
 
     def _ended(self, slot: Slot) -> None:
-        # kombu (5.7 and before) gives messages back over a connection that it has closed already when it loses Redis
+        # kombu 5.7 gives messages back over a connection that it has closed already when it loses Redis
         # in an unlucky moment; Celery then ends the worker, and a supervisor starts another.
         known = "Unrecoverable error: AttributeError" in (said := slot.process.output()) and "/kombu/" in said
         if not known:
