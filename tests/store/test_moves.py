@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import product
 
 import pytest
-from sqlalchemy import Table, select
+from sqlalchemy import Table, bindparam, select
 
 from think_celery.states import (
     OUTBOX_MOVES,
@@ -20,8 +20,17 @@ from think_celery.states import (
     is_terminal,
 )
 from think_celery.store import submissions, tables, workflows
-from think_celery.store.moves import move, moved
+from think_celery.store.moves import move, moved, moving
 
+WANTED = tables.submissions.c.id == bindparam("wanted")
+COMPLETE = moving(tables.submissions, WANTED, SubmissionStatus.COMPLETED, allowed=SUBMISSION_MOVES)
+ABORT = moving(
+    tables.submissions,
+    WANTED,
+    SubmissionStatus.ABORTED,
+    allowed=SUBMISSION_MOVES,
+    returning=tables.submissions.c,
+)
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 
 
@@ -76,10 +85,12 @@ def test_exactly_the_listed_moves_work(db, table, key, row, statuses, moves):
     for name, (source, _) in pairs.items():
         insert(db, table, row(name), source)
 
+    wanted = table.c[key] == bindparam("wanted")
+    to_status = {status: moving(table, wanted, status, allowed=moves) for status in statuses}
     moved = {
         pair
         for name, pair in pairs.items()
-        if db.transact(lambda tx, n=name, to=pair[1]: move(tx, table, table.c[key] == n, to, allowed=moves))
+        if db.transact(lambda tx, n=name, to=pair[1]: move(tx, to_status[to], wanted=n))
     }
 
     assert moved == {(source, to) for source, targets in moves.items() for to in targets}
@@ -93,17 +104,7 @@ def test_a_refused_move_changes_no_other_column(db):
     """A call that comes too late writes nothing at all: an answer never overwrites another outcome."""
     insert(db, tables.submissions, submission("s"), SubmissionStatus.ABORTED)
 
-    late = db.transact(
-        lambda tx: move(
-            tx,
-            tables.submissions,
-            tables.submissions.c.id == "s",
-            SubmissionStatus.COMPLETED,
-            allowed=SUBMISSION_MOVES,
-            error="late",
-            attempts=9,
-        )
-    )
+    late = db.transact(lambda tx: move(tx, COMPLETE, wanted="s", error="late", attempts=9))
 
     row = db.read(lambda tx: tx.execute(select(tables.submissions)).one())
     assert late is False
@@ -113,17 +114,25 @@ def test_a_refused_move_changes_no_other_column(db):
 def test_a_moved_row_is_returned_as_it_is_then(db):
     """Whoever moves a row needs no second look; whoever comes too late gets no row."""
     insert(db, tables.submissions, submission("s"), SubmissionStatus.PENDING)
-    mine = tables.submissions.c.id == "s"
 
     def abort(tx):
-        to = SubmissionStatus.ABORTED
-        return moved(tx, tables.submissions, mine, to, allowed=SUBMISSION_MOVES, error="why")
+        return moved(tx, ABORT, wanted="s", error="why")
 
     first = db.transact(abort)
     second = db.transact(abort)
 
     assert (first.id, first.status, first.error) == ("s", "aborted", "why")
     assert second is None
+
+
+def test_a_column_that_is_misspelt_moves_nothing(db):
+    """A status that changes without what belongs to it would be a row that tells no story."""
+    insert(db, tables.submissions, submission("s"), SubmissionStatus.PENDING)
+
+    with pytest.raises(TypeError, match="eror"):
+        db.transact(lambda tx: move(tx, ABORT, wanted="s", eror="why"))
+
+    assert db.read(lambda tx: tx.execute(select(tables.submissions.c.status)).scalar()) == "pending"
 
 
 @pytest.mark.parametrize("status", WorkflowStatus)
@@ -158,15 +167,7 @@ def test_of_racing_calls_exactly_one_wins(db):
 
         def race(turn=turn, barrier=barrier):
             barrier.wait()
-            return db.transact(
-                lambda tx: move(
-                    tx,
-                    tables.submissions,
-                    tables.submissions.c.id == f"s{turn}",
-                    SubmissionStatus.ABORTED,
-                    allowed=SUBMISSION_MOVES,
-                )
-            )
+            return db.transact(lambda tx: move(tx, ABORT, wanted=f"s{turn}"))
 
         with ThreadPoolExecutor(12) as pool:
             won = [future.result() for future in [pool.submit(race) for _ in range(12)]]

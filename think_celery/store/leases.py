@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Executable, Table, and_, bindparam, func, literal_column, or_, select, union_all
-from sqlalchemy.sql import ColumnElement
+from sqlalchemy import Executable, and_, bindparam, func, literal_column, or_, select, union_all
 
 from think_celery.errors import LeaseLost
 from think_celery.states import WorkflowStatus
@@ -19,7 +18,6 @@ from think_celery.store.tables import lines, processes, workflows
 
 TURNS: Literal["turn"] = "turn"
 """The kind of the leases on an agent's turns, and of the lines that hold them."""
-
 
 Kind = Literal["turn", "workflow"]
 
@@ -53,23 +51,6 @@ class Lease:
     def parameters(self) -> dict[str, Any]:
         """The lease for a statement with :data:`LINE_HELD` or :data:`WORKFLOW_HELD`."""
         return {"lease_key": self.key, "lease_token": self.token, "lease_process": self.process_id}
-
-    @property
-    def held(self) -> ColumnElement[bool]:
-        """The row while the lease is still its holder's."""
-        return and_(self.row, self.table.c.token == self.token, self.table.c.process_id == self.process_id)
-
-    @property
-    def table(self) -> Table:
-        """Where the lease is kept."""
-        return workflows if self.kind == "workflow" else lines
-
-    @property
-    def row(self) -> ColumnElement[bool]:
-        """The row that it is about."""
-        if self.kind == "workflow":
-            return and_(workflows.c.key == self.key, workflows.c.status == WorkflowStatus.RUNNING)
-        return and_(lines.c.agent_id == self.key, lines.c.kind == TURNS)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.key}"

@@ -12,7 +12,7 @@ Two statements do without, for they go over rows of several statuses at once: ``
 """
 
 from collections.abc import Iterable
-from typing import Any, NewType, overload
+from typing import Any, NewType
 
 from sqlalchemy import Row, Table, Update, false, or_, update
 from sqlalchemy.sql import ColumnElement
@@ -54,33 +54,11 @@ def moving(
     return Move(statement.returning(*(returning or [table.c.status])))
 
 
-@overload
-def moved(tx: Tx, how: Move, /, **values: Any) -> Row[Any] | None: ...
-@overload
-def moved(
-    tx: Tx,
-    how: Table,
-    where: ColumnElement[bool],
-    to: str,
-    /,
-    *,
-    allowed: Moves,
-    returning: Iterable[ColumnElement[Any]] = (),
-    **values: Any,
-) -> Row[Any] | None: ...
-def moved(tx: Tx, how: Any, where: Any = None, to: Any = None, /, **values: Any) -> Row[Any] | None:
+def moved(tx: Tx, how: Move, **values: Any) -> Row[Any] | None:
     """Do as :func:`move` does, and return the row as it is then; ``None`` if this call did not move it."""
-    if isinstance(how, Table):
-        return tx.execute(moving(how, where, to, **{"returning": how.c, **values})).first()
     return tx.execute(how, values).first()
 
 
-@overload
-def move(tx: Tx, how: Move, /, **values: Any) -> bool: ...
-@overload
-def move(
-    tx: Tx, how: Table, where: ColumnElement[bool], to: str, /, *, allowed: Moves, **values: Any
-) -> bool: ...
-def move(tx: Tx, how: Any, where: Any = None, to: Any = None, /, **values: Any) -> bool:
+def move(tx: Tx, how: Move, **values: Any) -> bool:
     """Make this move, and say whether this call made it. *values*: its parameters, and further columns."""
-    return moved(tx, how, where, to, **values) is not None
+    return moved(tx, how, **values) is not None
