@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from typing import Any, get_origin
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
@@ -42,13 +43,27 @@ class PlainJsonSchema(GenerateJsonSchema):
 _BOUNDS = ("multiple_of", "le", "ge", "lt", "gt")
 
 
+_made: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
+
+
 def output_schema(output: Any) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a pydantic model, dataclass or TypedDict that a model shall fill in.
+
+    It is made once for each class, for making it takes a millisecond; nobody changes it.
 
     Raises:
         UnsupportedSchema: It is another type, its answers would be no object, or JSON Schema can't express
             a part of it.
     """
+    if isinstance(output, type) and output in _made:
+        return _made[output]
+    schema = _output_schema(output)
+    if isinstance(output, type):
+        _made[output] = schema
+    return schema
+
+
+def _output_schema(output: Any) -> dict[str, Any]:
     name = getattr(output, "__name__", None) or repr(output)
     if not _is_record(output):
         raise UnsupportedSchema(name, "it is no pydantic model, dataclass or TypedDict")

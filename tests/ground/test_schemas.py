@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 import jsonschema
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, create_model
 from typing_extensions import TypedDict
 
 from tests.ground.samples import Answer, Bill, Box, Cat, Color, Dog, Line, Pets, Point, Tree
@@ -113,6 +113,18 @@ class TestOutputSchema:
         assert "$ref" not in schema
         assert json.loads(json.dumps(schema, allow_nan=False)) == schema
         jsonschema.Draft202012Validator.check_schema(schema)
+
+    def test_each_class_has_its_own_which_is_made_once(self):
+        """A workflow asks for it at each pass; a class that is defined anew under one name is another class."""
+
+        def make(kind: type) -> type:
+            return create_model("Made", value=(kind, ...))
+
+        first, second = make(int), make(str)
+
+        assert output_schema(first) is output_schema(first)
+        assert output_schema(first)["properties"] == {"value": {"type": "integer"}}
+        assert output_schema(second)["properties"] == {"value": {"type": "string"}}
 
     @pytest.mark.parametrize(
         ("output", "problem"),
