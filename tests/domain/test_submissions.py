@@ -112,6 +112,22 @@ class TestAccepting:
         assert second.submission_id != first.submission_id
         assert (third.accepted, third.submission_id) == (False, second.submission_id)
 
+    @pytest.mark.parametrize("key", [None, "k"])
+    def test_one_whose_answer_got_lost_is_stored_once(self, t, key, monkeypatch):
+        """Promise 2: a connection that died after the commit has stored the turn; asking again finds that one."""
+        single = t.rt.db.accept_single
+
+        def lost(work):
+            single(work)
+            return single(work)  # as `Database` does when the connection dies and nobody knows how it went
+
+        monkeypatch.setattr(t.rt.db, "accept_single", lost)
+        accepted = Clerk("a").submit_messages("Hello", idempotency_key=key)
+
+        assert count(t.rt, tables.submissions) == 1
+        assert row(t.rt, accepted.submission_id).status == "pending"
+        assert accepted.accepted is (key is None)  # with a key it may have been another call's
+
 
 class TestRefusing:
     @pytest.mark.parametrize(
