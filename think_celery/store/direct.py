@@ -5,6 +5,7 @@ driver does, and for our small statements longer than the database. So a transac
 what it has met before. Values and errors are those of SQLAlchemy all the same.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -176,7 +177,7 @@ def _run(conn: Connection, prepared: Prepared, given: Mapping[str, Any]) -> Foun
     except driver.Error as error:
         gone = conn.dialect.is_disconnect(error, pooled, cursor)
         if gone:
-            conn.invalidate(error)
+            _tell(conn)
         raise DBAPIError.instance(
             prepared.text,
             values,
@@ -192,3 +193,9 @@ def _run(conn: Connection, prepared: Prepared, given: Mapping[str, Any]) -> Foun
         raise
     finally:
         cursor.close()
+
+
+def _tell(conn: Connection) -> None:
+    """Let SQLAlchemy find out by itself that a connection is dead: it then gives up all that are as old."""
+    with contextlib.suppress(DBAPIError):
+        conn.exec_driver_sql("SELECT 1")
