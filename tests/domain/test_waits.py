@@ -29,6 +29,30 @@ def waiting(timeout: Duration | None = None) -> Any:
     return run
 
 
+def test_statements_whose_answers_got_lost_are_found(t: ThinkTest, monkeypatch: pytest.MonkeyPatch):
+    """Promise 1: a connection that died after the commit costs a run nothing; each statement is asked again."""
+    single = t.rt.db.single
+
+    def lost(work: Any, *, repeatable: bool = False) -> Any:
+        if repeatable:
+            single(work)
+        return single(work)  # as `Database` does when the connection dies and nobody knows how it went
+
+    def run(event, step):
+        done = step.do("do", lambda: "done")
+        return [done, step.wait_for_event("wait", type="go").payload, step.sleep("nap", 5)]
+
+    monkeypatch.setattr(t.rt.db, "single", lost)
+    workflow = begin(t, run)
+    workflow.send("go", 1)
+    t.run_until_idle()
+    claims = workflow.row.wakes
+    t.skip(6)
+
+    assert (workflow.status, workflow.output) == ("complete", ["done", 1, None])
+    assert (claims, workflow.row.wakes) == (1, 2)  # none was given up
+
+
 class TestEvents:
     def test_a_waiting_run_is_one_row(self, t: ThinkTest):
         """Promise 9, A7: parked, it holds no process and no knock; the event wakes it."""

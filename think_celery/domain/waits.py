@@ -237,6 +237,9 @@ def _take(replay: Replay, asked: Asked, event: Any, ended: Settled) -> None:
         return
 
     def store(tx: Tx, _: int) -> None:
+        entry = steps.get(tx, asked.ref)
+        if entry is not None and entry.status == status:
+            return  # stored by a statement of ours whose answer was lost
         replay.must(events.consume(tx, event.seq, asked.ref.step))
         _settle(replay, tx, asked, ended)
 
