@@ -267,7 +267,7 @@ class TestReceipts:
         assert made.message() is None
 
     def test_its_dict(self, t):
-        """truth §1: camelCase JSON, absent where not set, times in whole milliseconds."""
+        """CamelCase JSON, absent where not set, times in whole milliseconds."""
         agent = Reporter("x")
         t.script(agent, say("Hello"))
         made = agent.submit_messages("Hi", idempotency_key="k", metadata={"a": 1})

@@ -154,7 +154,7 @@ class TestWork:
         assert [m.text for m in Watchman("b").messages] == ["b", "B"]
 
     def test_lost_messages_cost_only_time(self, t):
-        """Promise 1: with every knock thrown away, the tick finds the work."""
+        """With every knock thrown away, the tick finds the work."""
         t.script(Watchman, say("Hi"))
         submission = Watchman("a").submit_messages("Hello")
 

@@ -65,7 +65,7 @@ class TestCallersDie:
 
 @KINDS
 class TestKnocksAreThrownAway:
-    """Engine rule (R1): with every direct knock thrown away everything runs, only later."""
+    """With every direct knock thrown away everything runs, only later."""
 
     def test_a_workflow_goes_its_way(self, stage: Stage, kind: str) -> None:
         """Each of its hops waits for the tick, two seconds and a tick at most."""

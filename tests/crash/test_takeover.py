@@ -51,7 +51,7 @@ class TestADeathThatNobodyCanProve:
     def test_it_takes_a_lease_and_two_looks(self, stage: Stage, kind: str) -> None:
         """A worker that seems to be on another machine is given its lease, and a second look after the first.
 
-        Engine rule (P7, P15): one look after a stall of everybody would take over live work.
+        One look after a stall of everybody would take over live work.
         """
         stage.submit("do: note")
         first = held(stage, kind, "turn:before-model#2", elsewhere="1")

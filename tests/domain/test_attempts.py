@@ -45,7 +45,7 @@ def counters(t, name="s"):
 
 class TestDeaths:
     def test_an_attempt_is_counted_before_the_work(self, t):
-        """Promise 10: the claim commits it, so a worker that dies with its first breath has counted."""
+        """The claim commits it, so a worker that dies with its first breath has counted."""
         t.use_model(echo())
         t.rt.failpoint = lambda point: seen.append((point, counters(t)[0]))
         seen = []
@@ -57,7 +57,7 @@ class TestDeaths:
         assert ("turn:before-model", 1) in seen
 
     def test_five_deaths_are_the_end(self, t):
-        """FR-53, promise 10: error ``TooManyAttempts``, the news for the workflow, and the line goes on."""
+        """FR-53: error ``TooManyAttempts``, the news for the workflow, and the line goes on."""
         model = echo()
         t.use_model(model)
         poison = prompt(t.rt)
@@ -98,7 +98,7 @@ class TestDeaths:
         assert row(t.rt, "s").error_type == "TooManyAttempts"
 
     def test_partial_text_takes_its_place(self, t):
-        """Promise 6: what it had said by then stays in the transcript, before the next turn."""
+        """What it had said by then stays in the transcript, before the next turn."""
         model = FunctionModel(lambda request: [say("Let me add."), call("add", {"a": 1, "b": 2})])
         t.use_model(model, Toolbox)
         submit(agent=Toolbox)
@@ -132,7 +132,7 @@ class TestOrderlyEnds:
         assert counters(t)[1] == 9
 
     def test_it_forgives_the_deaths_before(self, t):
-        """engine §7: any orderly end of a claim sets attempts to 0."""
+        """Any orderly end of a claim sets attempts to 0."""
         t.use_model(echo())
         submit()
         kill(t, *["s"] * 4)
@@ -144,7 +144,7 @@ class TestOrderlyEnds:
         assert (before, counters(t)[0]) == (4, 0)
 
     def test_progress_forgives_them_too(self, t):
-        """engine §7: only attempts without progress count; failed requests of the step before, neither."""
+        """Only attempts without progress count; failed requests of the step before, neither."""
         submit()
         kill(t, *["s"] * 4)
         change(t.rt, update(tables.submissions).values(model_attempts=2))
@@ -157,7 +157,7 @@ class TestOrderlyEnds:
         assert claims.claim(t.rt, "s").error_type == "TooManyAttempts"
 
     def test_claims_without_end_end_all_the_same(self, t):
-        """engine §7: ``takeovers`` only grows; a row that goes round in circles ends at 100."""
+        """``takeovers`` only grows; a row that goes round in circles ends at 100."""
         t.use_model(echo())
         submit()
         change(t.rt, update(tables.submissions).values(takeovers=claims.MAX_TAKEOVERS - 1))
@@ -170,7 +170,7 @@ class TestOrderlyEnds:
         assert "100 times" in row(t.rt, "s").error
 
     def test_waiting_for_a_provider_frees_the_worker(self, t):
-        """design §6: a wait longer than 30 s is ``not_before``: no lease, no attempt, and the turn goes on then."""
+        """A wait longer than 30 s is ``not_before``: no lease, no attempt, and the turn goes on then."""
         busy = ModelError("busy", retryable=True, retry_after_seconds=40)
         t.script(Clerk, fail(busy), say("Hi"))
         submit()
@@ -187,7 +187,7 @@ class TestOrderlyEnds:
         assert (early, row(t.rt, "s").status) == ("pending", "completed")
 
     def test_failed_requests_outlive_the_wait_and_the_worker(self, t):
-        """engine §7: three waits are three failed requests, whoever made them, and then the turn ends."""
+        """Three waits are three failed requests, whoever made them, and then the turn ends."""
         busy = ModelError("busy", retryable=True, retry_after_seconds=40)
         t.use_model(FunctionModel(lambda _: fail(busy)))
         submit()
@@ -204,7 +204,7 @@ class TestOrderlyEnds:
 
     @pytest.mark.parametrize("end", ["completed", "aborted"])
     def test_what_has_ended_is_not_claimed(self, t, end):
-        """Promise 5: no claim, no attempt, no message."""
+        """No claim, no attempt, no message."""
         t.use_model(echo())
         submit()
         if end == "completed":

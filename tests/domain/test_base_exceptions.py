@@ -75,7 +75,7 @@ def acting(request: Any) -> Any:
 
 @pytest.mark.parametrize("place", ["prompt", "tools", "model"])
 def test_a_turn_ends_in_that_error(raised: BaseException, place: str):
-    """Promise 10, poison ends: at the first attempt, with the error's type; the next turn runs."""
+    """Poison ends: at the first attempt, with the error's type; the next turn runs."""
 
     def model(request: Any) -> Any:
         if place == "model":

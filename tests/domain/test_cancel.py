@@ -99,7 +99,7 @@ class TestEveryState:
         yield TextDelta(" that nobody asked for")
 
     def test_handed_over(self, t):
-        """Promise 6: a turn that waits for another worker has none to store its text: it takes its place at once."""
+        """A turn that waits for another worker has none to store its text: it takes its place at once."""
 
         def play(request):
             yield TextDelta("some text")
@@ -133,7 +133,7 @@ class TestEveryState:
 
     @pytest.mark.parametrize("end", ["completed", "error"])
     def test_ended(self, t, end):
-        """Promise 5: too late, and nothing changes."""
+        """Too late, and nothing changes."""
         t.script(Clerk, *([say("Hi")] if end == "completed" else []))
         submit("s")
         t.run_until_idle()
@@ -160,7 +160,7 @@ class TestEveryState:
             assert turns.run(rt, claimed).word == "aborted"
 
     def test_in_a_transaction_that_is_rolled_back(self, t):
-        """engine §12: it never happened; the turn runs."""
+        """It never happened; the turn runs."""
         t.use_model(echo())
         submit("s")
         with transaction(t.rt):
@@ -173,7 +173,7 @@ class TestEveryState:
 
 class TestFinishLine:
     def test_of_many_who_cancel_one_did(self, t):
-        """Promise 5: one of the racing calls says that it did; one piece of news."""
+        """One of the racing calls says that it did; one piece of news."""
         waits = prompt(t.rt)
 
         answers = at_once(8, lambda number: cancel(waits, str(number)))
@@ -184,7 +184,7 @@ class TestFinishLine:
 
     @pytest.mark.parametrize("rounds", [pytest.param(200, marks=pytest.mark.services), 20])
     def test_status_transcript_and_news_agree(self, t, rounds):
-        """Promise 6: a cancel and a finish at once: one of them ends it, and everything tells the same story."""
+        """A cancel and a finish at once: one of them ends it, and everything tells the same story."""
         t.use_model(echo())
         seen = set()
         for number in range(rounds):

@@ -50,7 +50,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 class TestCancel:
     def test_while_the_model_writes(self, live, pool):
-        """Engine §6: the connection to the model is closed, the partial text is kept, the line is free."""
+        """The connection to the model is closed, the partial text is kept, the line is free."""
         model = ScriptedModel([say("Hello"), silence()], say("next"))
         running = Running(live, pool, talker(model=model))
         running.until(lambda: running.shown == "Hello")
@@ -77,7 +77,7 @@ class TestCancel:
         assert (done.status, done.message(), len(running.agent.messages)) == ("aborted", None, 1)
 
     def test_the_monitor_sees_it_by_itself(self, live, pool):
-        """Engine §6: within a second, whoever cancelled it."""
+        """Within a second, whoever cancelled it."""
         model = ScriptedModel([silence()])
         running = Running(live, pool, talker(model=model))
         running.until(lambda: model.requests)
@@ -87,7 +87,7 @@ class TestCancel:
         assert running.outcome.result(3).word == "aborted"
 
     def test_while_a_tool_runs(self, live, pool):
-        """truth §0: the tool's signal comes, and the turn ends when the tool has answered it."""
+        """The tool's signal comes, and the turn ends when the tool has answered it."""
 
         def wait(context: ToolContext) -> str:
             return "told to stop" if context.signal.wait(PATIENCE) else "never told"
@@ -101,7 +101,7 @@ class TestCancel:
         assert (done.status, shape(done.message())) == ("aborted", ["|", ("wait", {}, None)])
 
     def test_a_tool_that_ignores_it(self, live, pool, monkeypatch, caplog):
-        """truth §0: it is given up after 5 s; its late result is dropped, and said so in the log."""
+        """It is given up after 5 s; its late result is dropped, and said so in the log."""
         release, begun, ended = threading.Event(), threading.Event(), threading.Event()
 
         def deaf() -> str:
@@ -241,7 +241,7 @@ class TestHandOver:
         assert [part.output for part in calls_of(now(agent, submission).message())] == ran
 
     def test_celerys_soft_time_limit(self, t):
-        """Engine §7: `SoftTimeLimitExceeded` counts as SIGTERM: store, hand over."""
+        """`SoftTimeLimitExceeded` counts as SIGTERM: store, hand over."""
 
         def respond(request: Any) -> Any:
             if len(request.messages) == 1:
@@ -300,7 +300,7 @@ class TestHandOver:
 
 class TestLostLease:
     def test_nothing_is_written_and_nothing_announced(self, t):
-        """Promise 3: a worker that lost its lease can't write a byte; only the next one ends the turn."""
+        """A worker that lost its lease can't write a byte; only the next one ends the turn."""
         agent = talker()("a")
         answers = iter(["theirs", "ours"])
 
@@ -340,7 +340,7 @@ class TestLostLease:
         assert shape(agent.messages[1]) == ["|", ("slow", {}, None)]
 
     def test_no_request_is_made_without_the_lease(self, quick):
-        """Engine §3: a holder that was not renewed for long asks the database before an effect."""
+        """A holder that was not renewed for long asks the database before an effect."""
         agent = talker()("a")
         model = quick.script(agent, say("never asked for"))
 

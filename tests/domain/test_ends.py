@@ -94,7 +94,7 @@ class TestEndsThatCross:
         assert row(queue.rt, "three").knock_at is not None
 
     def test_two_callers_cancel_neighbours(self, queue):
-        """P5: no deadlock between two open transactions that cancel one each; the third is looked after."""
+        """No deadlock between two open transactions that cancel one each; the third is looked after."""
         with transaction(queue.rt) as first:
             Clerk("a").cancel_submission("two")
             crossing = threading.Thread(target=Clerk("a").cancel_submission, args=("one",))
@@ -107,7 +107,7 @@ class TestEndsThatCross:
         assert row(queue.rt, "three").knock_at is not None
 
     def test_the_first_of_two_that_cross(self, queue):
-        """P5: the same with the head cancelled first, by a transaction that is still open."""
+        """The same with the head cancelled first, by a transaction that is still open."""
         with transaction(queue.rt) as first:
             Clerk("a").cancel_submission("one")
             crossing = threading.Thread(target=Clerk("a").cancel_submission, args=("two",))
@@ -120,7 +120,7 @@ class TestEndsThatCross:
         assert row(queue.rt, "three").knock_at is not None
 
     def test_a_cancel_behind_the_head_does_not_touch_it(self, queue):
-        """P5: a caller that has the second row already, and one that ends the first: no circle of waits."""
+        """A caller that has the second row already, and one that ends the first: no circle of waits."""
         mine = tables.submissions.c.id == "two"
 
         def cross():
@@ -141,7 +141,7 @@ class TestEndsThatCross:
         assert row(queue.rt, "three").knock_at is not None
 
     def test_a_caller_s_open_cancel_does_not_stop_the_tick(self, queue):
-        """engine §5: a pass takes rows that somebody has locked in the next one, and goes on with the others."""
+        """A pass takes rows that somebody has locked in the next one, and goes on with the others."""
         submit("other", agent="b")
         queue.lose_messages()
         with transaction(queue.rt):
@@ -155,7 +155,7 @@ class TestEndsThatCross:
 
 class TestEnds:
     def test_news_is_stored_once_with_the_end(self, t):
-        """engine §6: whoever ends it, the news for the waiting workflow is in the same transaction, once."""
+        """Whoever ends it, the news for the waiting workflow is in the same transaction, once."""
         waits = prompt(t.rt)
         ended = [
             t.rt.db.transact(lambda tx: submissions.cancel(t.rt, tx, waits, "no more")),
@@ -178,7 +178,7 @@ class TestEnds:
         assert len(row(t.rt, "one").error) == 20_000
 
     def test_a_late_end_changes_nothing(self, t):
-        """Promise 5: a turn that finishes after a cancel leaves the status and stores what it has said."""
+        """A turn that finishes after a cancel leaves the status and stores what it has said."""
         submit("one")
         held = claims.claim(t.rt, "one")
         Clerk("a").cancel_submission("one", "stop")
@@ -190,7 +190,7 @@ class TestEnds:
         assert line(t.rt, Clerk("a")).process_id is None
 
     def test_a_line_is_given_back_once(self, t):
-        """engine §2: whoever lost the line gives nothing back, and knocks nobody."""
+        """Whoever lost the line gives nothing back, and knocks nobody."""
         submit("one", "two")
         held = claims.claim(t.rt, "one")
         die(t.rt)

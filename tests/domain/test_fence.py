@@ -50,7 +50,7 @@ class TestFence:
 
     @pytest.mark.parametrize("write", ["store", "tool", "retry", "finish", "error", "give up", "put back"])
     def test_who_lost_the_lease_writes_nothing(self, t, theft, write):
-        """P2, promise 3: at every write of a turn, a worker whose line was taken over changes no row."""
+        """At every write of a turn, a worker whose line was taken over changes no row."""
 
         def play(request):
             if write == "tool":
@@ -77,7 +77,7 @@ class TestFence:
         assert [everything(t.rt)] == theft
 
     def test_a_fence_holds_until_the_commit(self, postgres_url):
-        """P2: whoever takes the line away waits for a write that has begun; a check without lock would not do."""
+        """Whoever takes the line away waits for a write that has begun; a check without lock would not do."""
         with think_test(database_url=postgres_url) as t:
             submit(t)
             lease = claims.claim(t.rt, "s").lease
@@ -98,7 +98,7 @@ class TestFence:
                 t.rt.db.transact(lambda tx: lease_rows.fence(tx, lease))
 
     def test_a_caller_s_insert_does_not_wait_for_a_fence(self, postgres_url):
-        """engine §3: a turn that writes and a caller that submits to the same agent don't meet."""
+        """A turn that writes and a caller that submits to the same agent don't meet."""
         with think_test(database_url=postgres_url) as t:
             submit(t)
             lease = claims.claim(t.rt, "s").lease
@@ -112,7 +112,7 @@ class TestFence:
         assert lease.token == 1
 
     def test_each_taking_raises_the_token(self, t):
-        """engine §2: claim, takeover and reset raise it in the statement that takes the lease away."""
+        """Claim, takeover and reset raise it in the statement that takes the lease away."""
         submit(t)
         tokens = [claims.claim(t.rt, "s").lease.token]
         die(t.rt)

@@ -146,7 +146,7 @@ class TestMismatch:
 
 class TestSuspending:
     def test_a_finally_acts_only_when_the_run_gets_there(self, t: ThinkTest):
-        """P17: while the run parks, every step raises the same Suspend, so no clean-up step runs or is recorded."""
+        """While the run parks, every step raises the same Suspend, so no clean-up step runs or is recorded."""
         ran: list[str] = []
 
         def run(event, step):
@@ -166,7 +166,7 @@ class TestSuspending:
 
     @pytest.mark.parametrize("kind", ["do", "transaction", "event", "approval", "sleep", "prompt"])
     def test_every_kind_of_step_raises_it_again(self, t: ThinkTest, kind: str):
-        """P17, for each kind: nothing is run, stored or asked for after the first Suspend."""
+        """For each kind: nothing is run, stored or asked for after the first Suspend."""
         seen: list[Any] = []
         ran: list[int] = []
 
@@ -205,7 +205,7 @@ class TestSuspending:
 
     @pytest.mark.parametrize("swallow", ["returned", "raised", "went on"])
     def test_a_swallowed_suspend_stops_resumably(self, t: ThinkTest, swallow: str):
-        """§8: code that catches Suspend and goes on is told so; the run is paused, and resumes with better code."""
+        """Code that catches Suspend and goes on is told so; the run is paused, and resumes with better code."""
 
         def bad(event, step):
             try:
@@ -298,7 +298,7 @@ class TestErrors:
         ],
     )
     def test_our_own_errors_keep_class_and_fields(self, error: Any):
-        """Promise 8: only our own errors keep their class; the first pass and the replay raise equal ones."""
+        """Only our own errors keep their class; the first pass and the replay raise equal ones."""
         failure = own_failure(error)
         once, again = recorded_error("s", failure, 1), recorded_error("s", failure, 1)
 

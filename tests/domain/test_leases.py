@@ -52,7 +52,7 @@ def seize(t, lease):
 
 class TestRenewal:
     def test_a_caller_s_open_transaction_stops_nothing(self, postgres_url):
-        """P3: while a caller that has submitted and cancelled keeps its transaction open, beats and turns go on."""
+        """While a caller that has submitted and cancelled keeps its transaction open, beats and turns go on."""
         with workers(postgres_url) as rt:
             agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("one", submission_id="one")
@@ -69,7 +69,7 @@ class TestRenewal:
             assert turns.run(rt, ended).word == "completed"
 
     def test_it_has_its_own_connections(self, database_url):
-        """P3: when every other connection of the process is in use, renewal goes on."""
+        """When every other connection of the process is in use, renewal goes on."""
         with workers(database_url) as rt:
             rt.monitor.process_id()
             before = rt.monitor._renewed
@@ -124,7 +124,7 @@ class TestRenewal:
             assert said(agent, "assistant") == ["re: Hello", "re: More"]
 
     def test_one_beat_for_all_the_work_in_hand(self, t):
-        """engine §2: however many turns run, a beat is the same few statements, and one of them writes."""
+        """However many turns run, a beat is the same few statements, and one of them writes."""
         submit(t)
         first = claims.claim(t.rt, "s").lease
 
@@ -164,7 +164,7 @@ def until(condition):
 
 class TestDeath:
     def test_dead_is_final(self, t, held):
-        """engine §2: a process declared dead renews nothing, loses its leases, and goes on under a new id."""
+        """A process declared dead renews nothing, loses its leases, and goes on under a new id."""
         before = t.rt.monitor.process_id()
         t.rt.db.transact(lambda tx: processes.declare_dead(tx, before, known=True))
 
@@ -178,7 +178,7 @@ class TestDeath:
         assert not t.rt.db.transact(lambda tx: processes.renew(tx, before, timedelta(seconds=15)))
 
     def test_a_process_that_stops_signs_off(self, database_url):
-        """engine §2: what it held needs no two looks; started again, it has another id and beats again."""
+        """What it held needs no two looks; started again, it has another id and beats again."""
         with workers(database_url) as rt:
             before = rt.monitor.process_id()
             rt.monitor.stop()
@@ -191,7 +191,7 @@ class TestDeath:
             assert rt.monitor._thread.is_alive()
 
     def test_a_fork_is_another_process(self, database_url):
-        """engine §7: the child has its own id, holds nothing, and no lock of the parent's stops it."""
+        """The child has its own id, holds nothing, and no lock of the parent's stops it."""
         with workers(database_url) as rt:
             agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
@@ -255,7 +255,7 @@ class TestSignals:
         assert held.cancelled
 
     def test_a_line_that_was_taken_away_is_lost(self, t, held):
-        """engine §2: reset, and whoever else takes the line, is seen with the next beat."""
+        """Reset, and whoever else takes the line, is seen with the next beat."""
         seize(t, held.lease)
 
         t.rt.monitor.beat()
@@ -263,7 +263,7 @@ class TestSignals:
         assert held.lost
 
     def test_after_a_pause_the_database_is_asked_first(self, t, held):
-        """engine §3: two thirds of a lease without renewal, and no effect begins before the lease is confirmed."""
+        """Two thirds of a lease without renewal, and no effect begins before the lease is confirmed."""
         t.clock.advance(timedelta(seconds=9))
         held.check()
         before = t.rt.monitor._renewed
@@ -279,7 +279,7 @@ class TestSignals:
             held.check()
 
     def test_a_deadline_is_a_signal_and_then_the_end(self, t, held):
-        """engine §7: past the deadline the signal; 30 s later the lease goes, and late writes are refused."""
+        """Past the deadline the signal; 30 s later the lease goes, and late writes are refused."""
         submit(t, "next")
         t.lose_messages()
         seen = []
@@ -300,7 +300,7 @@ class TestSignals:
             t.rt.db.transact(lambda tx: lease_rows.fence(tx, held.lease))
 
     def test_letting_go_is_tried_until_it_works(self, t, held, monkeypatch):
-        """engine §7: a database error at that moment does not leave the line held for ever."""
+        """A database error at that moment does not leave the line held for ever."""
         right, failures = recovery.let_go, iter([1, 2])
 
         def let_go(rt, lease):
@@ -317,7 +317,7 @@ class TestSignals:
         assert line(t.rt, Clerk("a")).process_id is None
 
     def test_letting_go_does_not_hold_up_the_beat(self, postgres_url):
-        """P3: a caller has the row locked; the beat of the process goes on all the same."""
+        """A caller has the row locked; the beat of the process goes on all the same."""
         with workers(postgres_url) as rt:
             agent = Clerk._bound_to(rt, "a")
             agent.submit_messages("Hello", submission_id="s")
@@ -332,7 +332,7 @@ class TestSignals:
             assert hold.lost
 
     def test_the_workflow_is_told_of_a_timeout(self, t):
-        """engine §6: the end of a turn that ignored its deadline is news as any other is."""
+        """The end of a turn that ignored its deadline is news as any other is."""
         waits = prompt(t.rt)
         claimed = claims.claim(t.rt, waits)
         with t.rt.monitor.hold(claimed.lease, submission_id=waits, seconds=1):

@@ -56,7 +56,7 @@ def statuses(t, *names):
 
 class TestOrder:
     def test_one_after_the_other_as_they_were_accepted(self, t):
-        """Promise 4, B4: whatever order the knocks come in; each turn sees the ones before it and no other."""
+        """B4: whatever order the knocks come in; each turn sees the ones before it and no other."""
         submit("one", "two", "three")
         t._knocks.reverse()
 
@@ -66,7 +66,7 @@ class TestOrder:
         assert [message.text for message in Clerk("a").messages][1::2] == ["re: one", "re: two", "re: three"]
 
     def test_a_lower_number_that_commits_later_still_runs(self, pg):
-        """P5: the head is the lowest number that is visible now; no cursor passes one that is not yet."""
+        """The head is the lowest number that is visible now; no cursor passes one that is not yet."""
         with transaction(pg.rt) as early:
             submit("low")
             at_once(1, lambda _: submit("high"))
@@ -79,7 +79,7 @@ class TestOrder:
         assert statuses(pg, "low", "high") == ["completed", "completed"]
 
     def test_it_runs_first_where_it_is_visible_in_time(self, pg):
-        """P5: of those that are visible, the lower number goes first, though it was committed last."""
+        """Of those that are visible, the lower number goes first, though it was committed last."""
         with transaction(pg.rt) as early:
             submit("low")
             at_once(1, lambda _: submit("high"))
@@ -91,7 +91,7 @@ class TestOrder:
         assert said(Clerk("a")) == ["low", "high"]
 
     def test_callers_don_t_wait_for_each_other(self, pg):
-        """P5: two open transactions that submit to the same two agents crosswise: no wait, no deadlock."""
+        """Two open transactions that submit to the same two agents crosswise: no wait, no deadlock."""
         half, whole = threading.Barrier(2), threading.Barrier(2)
 
         def caller(number):
@@ -108,7 +108,7 @@ class TestOrder:
         assert len(said(Clerk("a"))) == len(said(Clerk("b"))) == 2
 
     def test_agents_don_t_wait_for_each_other(self, t):
-        """Promise 4: while one agent's turn runs, those of others begin and end."""
+        """While one agent's turn runs, those of others begin and end."""
         submit("mine")
         submit("yours", agent="b")
         held = claims.claim(t.rt, "mine")
@@ -119,7 +119,7 @@ class TestOrder:
 
 class TestKnocks:
     def test_a_knock_runs_its_submission_and_no_other(self, t):
-        """engine §4: one that is not the head does nothing but knock the head."""
+        """One that is not the head does nothing but knock the head."""
         submit("one", "two")
         t.lose_messages()
 
@@ -128,7 +128,7 @@ class TestKnocks:
         assert statuses(t, "one", "two") == ["pending", "pending"]
 
     def test_each_reason_not_to_run_has_its_word(self, t):
-        """engine §4: unknown, ended, held by another: nothing is changed and nothing is published."""
+        """Unknown, ended, held by another: nothing is changed and nothing is published."""
         submit("one", "two")
         claims.claim(t.rt, "one")
         before = row(t.rt, "one")
@@ -153,7 +153,7 @@ class TestKnocks:
         assert [knock.task_id for knock in t._knocks] == ["two"]
 
     def test_a_class_that_is_not_imported_costs_no_attempt(self, t, caplog):
-        """engine §4: the row waits for a worker that has the class; the log says what to add."""
+        """The row waits for a worker that has the class; the log says what to add."""
         submit("one")
         change(t.rt, update(tables.submissions).values(agent_class="Absent"))
         caplog.set_level(logging.ERROR)
@@ -164,7 +164,7 @@ class TestKnocks:
         assert "Absent" not in agent_classes
 
     def test_before_its_time_it_waits_and_stays_the_head(self, t):
-        """engine §4: a head with ``not_before`` stays the head, and the line waits with it."""
+        """A head with ``not_before`` stays the head, and the line waits with it."""
         submit("one", "two")
         soon = t.clock.now() + timedelta(seconds=40)
         change(
@@ -179,7 +179,7 @@ class TestKnocks:
         assert said(Clerk("a")) == ["one", "two"]
 
     def test_who_ends_a_turn_knocks_the_next(self, t):
-        """P4: knocks that came while a turn ran were lost on it; its end looks again, after its commit."""
+        """Knocks that came while a turn ran were lost on it; its end looks again, after its commit."""
         submit("one")
         held = claims.claim(t.rt, "one")
         submit("two")
@@ -200,7 +200,7 @@ class TestKnocks:
         ],
     )
     def test_every_end_of_a_head_knocks_the_next(self, t, end, said):
-        """engine §4: cancel, poison, nothing to answer, skip: the next is knocked at once, and else by the tick."""
+        """Cancel, poison, nothing to answer, skip: the next is knocked at once, and else by the tick."""
         submit("one", "two")
         forget_knock(t.rt, "two")
         t.lose_messages()
@@ -215,7 +215,7 @@ class TestKnocks:
         assert [knock.task_id for knock in t._knocks] == ["two"]
 
     def test_what_can_t_be_read_ends_in_an_error(self, t):
-        """Promise 10: messages that this version can't read end their turn, and don't hold up the line."""
+        """Messages that this version can't read end their turn, and don't hold up the line."""
         submit("one", "two")
         broken = {"messages": [{"role": "nobody", "parts": []}]}
         change(t.rt, update(tables.submissions).where(tables.submissions.c.id == "one").values(broken))
@@ -227,7 +227,7 @@ class TestKnocks:
         assert row(t.rt, "two").status == "completed"
 
     def test_nothing_new_to_answer_is_an_error(self, t):
-        """truth §0: the same message ids again, after the assistant has answered them, make no second turn."""
+        """The same message ids again, after the assistant has answered them, make no second turn."""
         message = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}
         Clerk("a").submit_messages(message)
         t.run_until_idle()

@@ -84,7 +84,7 @@ class TestOneTurn:
         assert [(e.type, e.data["status"]) for e in following] == [("done", "aborted")]
 
     def test_when_the_log_lost_everything(self, t):
-        """Engine §13: the log may lose frames; the text and the end come from the database within 5 s."""
+        """The log may lose frames; the text and the end come from the database within 5 s."""
         agent = talker()("a")
         t.script(agent, say("Hello"))
         submission = agent.submit_messages("Go")
@@ -147,7 +147,7 @@ class TestOneTurn:
                 listen(t, agent("b"), wrong)
 
     def test_inside_a_joined_transaction(self, t):
-        """Engine §11: what it waits for can't begin before the caller commits."""
+        """What it waits for can't begin before the caller commits."""
         with t.rt.db.engine.begin() as connection, joined(t.rt.db, connection):
             with pytest.raises(InsideTransaction):
                 listen(t, talker()("a"))
@@ -192,7 +192,7 @@ class TestFrames:
         return agent
 
     def test_lower_tokens_are_dropped(self, quick, agent):
-        """Engine §3: a worker that was taken over from may still write frames; nobody sees them."""
+        """A worker that was taken over from may still write frames; nobody sees them."""
         following = listen(quick, agent)
         frame(quick, agent, 1, delta("a"), token=2)
         frame(quick, agent, 7, delta("ghost"), token=1)
@@ -258,7 +258,7 @@ class TestFrames:
         assert [e.type for e in islice(following, 2)] == ["done", "text-delta"]
 
     def test_an_agents_listener_gets_the_end_of_a_silent_turn(self, quick, agent):
-        """Engine §13: a message that is open and silent for 5 s is asked for in the database."""
+        """A message that is open and silent for 5 s is asked for in the database."""
         ids = {"submission_id": self.done.submission_id, "message_id": self.done.message_id}
         following = listen(quick, agent)
         frame(quick, agent, 1, delta("a"), **ids)

@@ -152,7 +152,7 @@ class TestWhen:
         assert (now(agent, submission).status, len(model.requests)) == (ERROR, 3)
 
     def test_the_next_turn_waits_behind_it(self, t):
-        """Promise 4: the line keeps its order while its head waits for `not_before`."""
+        """The line keeps its order while its head waits for `not_before`."""
         agent = talker()("a")
         t.script(agent, fail(busy(600)), say("first"), say("second"))
 
@@ -208,7 +208,7 @@ class TestAllOrNothing:
         return agent, model
 
     def test_listeners_get_a_reset_and_the_answer_is_the_next_attempts(self, t):
-        """Design §6: an attempt is all or nothing; nothing of the first one is in the answer."""
+        """An attempt is all or nothing; nothing of the first one is in the answer."""
         agent, model = self.cut(t, busy(), "Whole.")
 
         done = ask(t, agent)

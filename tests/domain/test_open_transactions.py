@@ -43,7 +43,7 @@ def status(submission_id: str) -> str:
 def test_a_turn_ends_while_its_successor_is_being_cancelled(
     t: ThinkTest, caller: Session, kept: bool, behind: int
 ):
-    """Engine §2 (P3) and §4: the end doesn't wait for the caller's row, and that row's turn comes afterwards."""
+    """The end doesn't wait for the caller's row, and that row's turn comes afterwards."""
     first, second, *others = [Opened("a").submit_messages("Well?").submission_id for _ in range(2 + behind)]
     with joined(t.rt.db, caller):
         Opened("a").cancel_submission(second)

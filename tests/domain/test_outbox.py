@@ -64,7 +64,7 @@ class TestDelivery:
 
     @pytest.mark.parametrize("why", ["gone", "ended", "another run", "a later run"])
     def test_news_for_nobody_is_dropped(self, t: ThinkTest, why: str):
-        """Engine §9: the workflow is gone, has ended, or is in another run: dropped and emptied, no event."""
+        """The workflow is gone, has ended, or is in another run: dropped and emptied, no event."""
         workflow = begin(t, (lambda event, step: "done") if why == "ended" else waiting)
         target = Handle(t.rt, WorkflowRef("Flow", "none")) if why == "gone" else workflow
         news = store(t, target, run={"another run": 2, "a later run": 1}.get(why, 1))

@@ -108,7 +108,7 @@ def run(url: str, agent_class: type[Think], texts: list[str] | None = None) -> t
 
 class TestATurn:
     def test_at_a_tools_result(self, database_url, outage):
-        """Promise 7: the result is stored before the next request, however long that takes; the tool ran once."""
+        """The result is stored before the next request, however long that takes; the tool ran once."""
         ran = []
 
         def work() -> str:
@@ -140,7 +140,7 @@ class TestATurn:
         assert (outcome.word, done.status, texts) == ("completed", "completed", ["Go", "Hello there"])
 
     def test_at_its_end(self, database_url, outage):
-        """Promise 6: the end is stored as soon as the database is back; no second request is made."""
+        """The end is stored as soon as the database is back; no second request is made."""
 
         def respond(request: Any) -> Any:
             yield TextDelta("Hello")

@@ -123,7 +123,7 @@ class TestAnswer:
         assert (news.status, news.queue) == ("delivered", "slow")
 
     def test_nothing_is_held_while_the_turn_waits(self, t: ThinkTest):
-        """Promise 9: with no worker to run the turn, the workflow is a waiting row."""
+        """With no worker to run the turn, the workflow is a waiting row."""
         workflow = start(t.rt, prompting())
         assert workflow.advance().word == "parked"
 
@@ -162,7 +162,7 @@ class TestAnswer:
         assert len(model.requests) == (2 if point == "outbox:stored" else 1)
 
     def test_lost_messages_cost_time_only(self, t: ThinkTest):
-        """Promise 1: with every knock thrown away the tick finds each row."""
+        """With every knock thrown away the tick finds each row."""
         t.script(Desk, answer({"title": "Crash"}))
         workflow = start(t.rt, lambda event, step: step.prompt("triage", prompt="x", output=Draft).title)
         for _ in range(20):
@@ -174,7 +174,7 @@ class TestAnswer:
 
 class TestNames:
     def test_one_name_twice_is_refused(self, t: ThinkTest):
-        """Truth §0: a repeated name without `key` is an error at once that names the remedy; one turn was made."""
+        """A repeated name without `key` is an error at once that names the remedy; one turn was made."""
         model = t.script(Desk, answer({"title": "1"}))
 
         def run(event, step):
@@ -206,7 +206,7 @@ class TestNames:
         assert submission(t, f"{KEY}:{short_hash('7')}").status == "completed"
 
     def test_the_same_key_twice_is_refused(self, quick: ThinkTest):
-        """Truth §3: the same `key` again would be the first prompt again."""
+        """The same `key` again would be the first prompt again."""
         quick.script(Desk, answer({"title": "1"}))
         workflow = begin(
             quick,
@@ -342,7 +342,7 @@ class TestOtherEnds:
         assert error.reason == "changed my mind"
 
     def test_without_a_reason(self, t: ThinkTest):
-        """Truth §3: the default text is `Think prompt was aborted`."""
+        """The default text is `Think prompt was aborted`."""
         seen: list[Any] = []
         workflow = start(t.rt, prompting(seen))
         workflow.advance()
@@ -355,7 +355,7 @@ class TestOtherEnds:
         )
 
     def test_the_conversation_is_reset(self, t: ThinkTest):
-        """Truth §3: queued when the chat is cleared: ThinkPromptSkippedError."""
+        """Queued when the chat is cleared: ThinkPromptSkippedError."""
         seen: list[Any] = []
         workflow = start(t.rt, prompting(seen))
         workflow.advance()
@@ -366,7 +366,7 @@ class TestOtherEnds:
         assert error.reason == conversation.SKIPPED_BY_RESET
 
     def test_not_caught_it_is_the_runs_error(self, t: ThinkTest):
-        """Truth §0: type and text are two fields."""
+        """Type and text are two fields."""
         t.script(Desk, fail("mock says 400"))
         workflow = begin(t, lambda event, step: step.prompt("triage", prompt="x", output=Draft))
 
@@ -376,7 +376,7 @@ class TestOtherEnds:
 
 class TestTimeout:
     def test_it_cancels_the_turn(self, t: ThinkTest):
-        """A23, truth §3: the submission is aborted in the same transaction; its own news is not news."""
+        """A23: the submission is aborted in the same transaction; its own news is not news."""
         seen: list[Any] = []
         workflow = start(t.rt, prompting(seen, timeout=10))
         workflow.advance()
@@ -416,7 +416,7 @@ class TestTimeout:
 
     @pytest.mark.parametrize("cancel", [True, False])
     def test_an_answer_that_is_there_counts(self, t: ThinkTest, cancel: bool):
-        """Engine §8: at the deadline a terminal submission's news is taken from the outbox there and then."""
+        """At the deadline a terminal submission's news is taken from the outbox there and then."""
         seen: list[Any] = []
         t.script(Desk, answer({"title": "in time"}))
         workflow = start(t.rt, prompting(seen, timeout=10, cancel_on_timeout=cancel))
@@ -466,7 +466,7 @@ class TestTimeout:
 
 class TestNewsThatIsGone:
     def test_a_submission_that_another_made_is_not_waited_for(self, t: ThinkTest):
-        """Engine §8: where the end of the key's submission can't reach this run, the prompt raises and names it."""
+        """Where the end of the key's submission can't reach this run, the prompt raises and names it."""
         t.script(Desk, say("Done."))
         made, _ = t.rt.db.transact(
             lambda tx: submissions.accept(

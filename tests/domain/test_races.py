@@ -49,7 +49,7 @@ def model(request):
 
 class TestOneKey:
     def test_of_eighty_calls_in_four_processes(self, database_url):
-        """Promise 2, B2, FR-44: 80 returns, 1 accepted, one id, one message, one request; again when it is done."""
+        """B2, FR-44: 80 returns, 1 accepted, one id, one message, one request; again when it is done."""
 
         def child(number, ready):
             with workers(database_url) as rt:
@@ -80,7 +80,7 @@ class TestOneKey:
 
     @pytest.mark.parametrize("ending", ["rolled back", "committed"])
     def test_the_first_one_s_transaction(self, pg, ending):
-        """Promise 2, FR-38: others wait for a joined call of that key; rolled back, one of them is the first."""
+        """FR-38: others wait for a joined call of that key; rolled back, one of them is the first."""
         with transaction(pg.rt) as session:
             winner = Clerk("a").submit_messages("first", idempotency_key="k")
             others = []
@@ -121,7 +121,7 @@ class TestOneKey:
         assert row(t.rt, again.submission_id).status == "completed"
 
     def test_a_key_given_later_meets_another_s(self, pg):
-        """P13: a caller gives a key to a row while another stores that key: no database error in either."""
+        """A caller gives a key to a row while another stores that key: no database error in either."""
         Clerk("a").submit_messages("Hello", submission_id="s")
         failures = []
 
@@ -147,7 +147,7 @@ class TestOneKey:
         assert row(pg.rt, "more") is not None
 
     def test_a_key_is_taken_without_an_error(self, pg):
-        """P13: whoever was faster, with that key or for that row, is waited for; it is False then, and no error."""
+        """Whoever was faster, with that key or for that row, is waited for; it is False then, and no error."""
         Clerk("a").submit_messages("Hello", submission_id="s")
         seen, answers = row(pg.rt, "s"), []
 
@@ -171,7 +171,7 @@ class TestOneKey:
         assert count(pg.rt) == 2
 
     def test_two_keys_given_to_one_row(self, pg):
-        """P13: one of the two is stored, the other conflicts, and the caller's transaction lives."""
+        """One of the two is stored, the other conflicts, and the caller's transaction lives."""
         Clerk("a").submit_messages("Hello", submission_id="s")
         failures = []
 
@@ -194,7 +194,7 @@ class TestOneKey:
         assert count(pg.rt) == 1
 
     def test_a_crowd_of_keys_and_ids(self, t):
-        """P13, B3: whatever is given together by many at once: a row each, or a conflict; never anything else."""
+        """B3: whatever is given together by many at once: a row each, or a conflict; never anything else."""
         for number in range(5):
             agent = f"a{number}"
 
@@ -219,7 +219,7 @@ class TestOneKey:
 
 class TestOneWriter:
     def test_of_many_threads_one_claims(self, t):
-        """Promise 3: 12 knocks at one moment, for one head: one turn, one attempt, one lease."""
+        """12 knocks at one moment, for one head: one turn, one attempt, one lease."""
         for number in range(5):
             name = f"s{number}"
             Clerk("a").submit_messages("Hello", submission_id=name)
@@ -233,7 +233,7 @@ class TestOneWriter:
             turns.run(t.rt, claimed[0])
 
     def test_of_many_processes_one_claims(self, database_url):
-        """Promise 3: four workers, three threads each, and two submissions of an agent that has no row yet."""
+        """Four workers, three threads each, and two submissions of an agent that has no row yet."""
         with workers(database_url) as rt:
             for name in ("one", "two"):
                 clerk(rt).submit_messages("Hello", submission_id=name)
@@ -253,7 +253,7 @@ class TestOneWriter:
         assert set(words) <= {"claimed", "busy", "not-head"}
 
     def test_no_knock_is_lost_between_an_end_and_an_accept(self, t):
-        """P4: callers and workers at once and no tick: everything that was accepted has run, in order."""
+        """Callers and workers at once and no tick: everything that was accepted has run, in order."""
         for number in range(2):
             agent = f"a{number}"
             over = threading.Event()
@@ -283,7 +283,7 @@ class TestOneWriter:
                 ]
 
     def test_many_agents_at_once(self, t):
-        """Promise 4: eight workers, eight agents: each line in its own order, none waits for another."""
+        """Eight workers, eight agents: each line in its own order, none waits for another."""
         for turn in range(3):
             for agent in range(8):
                 Clerk(f"a{agent}").submit_messages(str(turn))
@@ -299,7 +299,7 @@ class TestOneWriter:
             assert line(t.rt, Clerk(f"a{agent}")).process_id is None
 
     def test_the_index_has_the_last_word(self, t):
-        """Promise 3: were the line's lock not there, the database would still refuse a second running turn."""
+        """Were the line's lock not there, the database would still refuse a second running turn."""
         for name in ("one", "two"):
             Clerk("a").submit_messages("Hello", submission_id=name)
         change(

@@ -196,7 +196,7 @@ class TestCrashes:
         assert row(t.rt, done).takeovers == (1 if point == "turn:committed" else 2)
 
     def test_the_caller_dies_after_accepting(self, t):
-        """Promise 2: what was committed is done, although nobody knocked."""
+        """What was committed is done, although nobody knocked."""
         probe = Probe(idempotent=False)
         t.use_model(probe.model, probe.agent)
         t.crash_at("submit:committed")
@@ -208,7 +208,7 @@ class TestCrashes:
         assert probe.agent.inspect_submission("s").status is COMPLETED
 
     def test_every_worker_dies(self, t):
-        """Promise 10: at the cap the turn ends in error, with each death counted."""
+        """At the cap the turn ends in error, with each death counted."""
         probe = Probe(idempotent=False)
         t.use_model(probe.model, probe.agent)
         cap = t.rt.settings.max_attempts
@@ -220,7 +220,7 @@ class TestCrashes:
         assert probe.model.requests == []
 
     def test_the_next_turn_waits_for_the_one_that_is_recovered(self, t):
-        """truth §0: the interrupted turn ends first; the transcripts of two turns never mix."""
+        """The interrupted turn ends first; the transcripts of two turns never mix."""
         probe = Probe(idempotent=False)
         t.use_model(probe.model, probe.agent)
         t.crash_at("turn:tool-stored")
@@ -334,7 +334,7 @@ class TestPartialText:
         assert done.message().metadata == expected
 
     def test_a_structured_turn_keeps_its_final_answer_tool(self, t):
-        """truth §0: the schema is stored with the submission and offered again on recovery."""
+        """The schema is stored with the submission and offered again on recovery."""
         probe = Probe(idempotent=False)
         model = t.script(probe.agent, call("add", {"a": 1, "b": 2}), answer({"label": "x"}))
         t.crash_at("turn:tool-stored")

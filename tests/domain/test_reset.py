@@ -46,7 +46,7 @@ def reset(t, agent="a"):
 
 class TestReset:
     def test_it_ends_what_has_not_ended(self, t):
-        """A19, truth §1: running becomes aborted, pending skipped; the transcript is empty; ended ones stay."""
+        """A19: running becomes aborted, pending skipped; the transcript is empty; ended ones stay."""
         submit("done")
         t.run_until_idle()
         submit("running", "waiting", "last")
@@ -67,7 +67,7 @@ class TestReset:
         assert said(Clerk("b")) == ["other"]
 
     def test_each_end_is_news(self, t):
-        """A19, engine §6: the workflow behind a skipped or aborted prompt hears of it, in the same transaction."""
+        """A19: the workflow behind a skipped or aborted prompt hears of it, in the same transaction."""
         running, waiting = prompt(t.rt, key="think-1"), prompt(t.rt, key="think-2")
         claims.claim(t.rt, running)
 
@@ -77,7 +77,7 @@ class TestReset:
         assert all(told.knock_at is not None for told in news(t.rt))
 
     def test_the_worker_in_it_writes_nothing_more(self, t):
-        """P10, promise 3: a turn that was running when the conversation was reset leaves no trace of itself."""
+        """A turn that was running when the conversation was reset leaves no trace of itself."""
         seen = []
 
         def play(request):
@@ -96,7 +96,7 @@ class TestReset:
         assert [everything(t.rt)] == seen
 
     def test_what_follows_runs_as_ever(self, t):
-        """truth §1: the next submission runs normally, at once, in an empty conversation."""
+        """The next submission runs normally, at once, in an empty conversation."""
         submit("one", "two")
         claims.claim(t.rt, "one")
         reset(t)
@@ -107,7 +107,7 @@ class TestReset:
         assert [message.text for message in Clerk("a").messages] == ["three", "re: three"]
 
     def test_a_submit_that_commits_after_it_is_skipped(self, postgres_url):
-        """P10: it was accepted before the reset, so its turn does not come; its workflow would hear of it."""
+        """It was accepted before the reset, so its turn does not come; its workflow would hear of it."""
         with think_test(echo(), database_url=postgres_url) as t:
             submit("first")
             t.run_until_idle()
@@ -130,7 +130,7 @@ class TestReset:
         assert row(t.rt, "one").epoch == 2
 
     def test_not_inside_a_caller_s_transaction(self, t):
-        """engine §2: it locks the line, which no caller's transaction may hold; the error says when to call it."""
+        """It locks the line, which no caller's transaction may hold; the error says when to call it."""
         with transaction(t.rt), pytest.raises(InsideTransaction, match="after the transaction"):
             reset(t)
 
@@ -154,7 +154,7 @@ class TestReset:
 
 class TestRaces:
     def test_no_turn_is_lost_between_two_looks(self, postgres_url):
-        """P10: a claim that waits for the reset finds its submission ended, and starts nothing."""
+        """A claim that waits for the reset finds its submission ended, and starts nothing."""
         with think_test(echo(), database_url=postgres_url) as t:
             submit("one")
             outcomes = []
@@ -181,7 +181,7 @@ class TestRaces:
             assert Clerk("a").messages == []
 
     def test_all_at_once(self, t):
-        """P10: claims, ends, accepts and a reset at once: what was accepted before has ended, nothing half-done."""
+        """Claims, ends, accepts and a reset at once: what was accepted before has ended, nothing half-done."""
         for number in range(10):
             names = [f"{number}-{place}" for place in range(3)]
             submit(*names)
@@ -205,7 +205,7 @@ class TestRaces:
 
 
 def test_a_reset_and_a_turn_s_end_agree(t):
-    """Promise 6: whichever comes first, status, transcript and line tell the same story."""
+    """Whichever comes first, status, transcript and line tell the same story."""
     stories = set()
     for number in range(10):
         name = f"s{number}"

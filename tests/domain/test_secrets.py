@@ -57,7 +57,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[..., str]:
 
 class TestTurns:
     def test_a_turn_that_goes_well(self, quick: ThinkTest, said: Callable[..., str]):
-        """Promise 11: prompt, metadata, system prompt, arguments, results and answers are in rows only."""
+        """Prompt, metadata, system prompt, arguments, results and answers are in rows only."""
 
         def look(word: str) -> str:
             return word * 2

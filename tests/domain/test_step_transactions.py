@@ -39,7 +39,7 @@ def pay(what: str = "book") -> Any:
 class TestExactlyOnce:
     @pytest.mark.parametrize("point", ["before", "before-commit", "ran", "committed"])
     def test_a_crash_anywhere_leaves_one_row(self, t: ThinkTest, point: str):
-        """Promise 7: the effect and the entry commit together, so a crash at any point leaves exactly one."""
+        """The effect and the entry commit together, so a crash at any point leaves exactly one."""
         create(t.rt)
         t.crash_at(f"step:pay:{point}")
 
@@ -123,7 +123,7 @@ class TestExactlyOnce:
 
 class TestJoining:
     def test_our_own_calls_join_it(self, t: ThinkTest):
-        """§8: a submission, a workflow and an event made inside are there if the step commits…"""
+        """A submission, a workflow and an event made inside are there if the step commits…"""
 
         def run(event, step):
             def body(conn):

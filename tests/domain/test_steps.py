@@ -51,7 +51,7 @@ class Line:
 
 class TestOnce:
     def test_a_recorded_step_never_runs_again(self, t: ThinkTest):
-        """Promise 7, A3, FR-66: what was stored before a wait is returned from storage after it."""
+        """A3, FR-66: what was stored before a wait is returned from storage after it."""
         ran: list[str] = []
 
         def run(event, step):
@@ -71,7 +71,7 @@ class TestOnce:
         [("before", 1), ("ran", 2), ("before-commit", 2), ("committed", 1)],
     )
     def test_a_crash_repeats_only_what_was_not_stored(self, t: ThinkTest, point: str, times: int):
-        """Promise 7: a worker that dies after the effect and before the commit has it done again, with the same key."""
+        """A worker that dies after the effect and before the commit has it done again, with the same key."""
         keys: list[str] = []
 
         def run(event, step):
@@ -85,7 +85,7 @@ class TestOnce:
         assert keys == ["Flow:w1:1:charge"] * times
 
     def test_repeats_of_a_name_are_numbered(self, t: ThinkTest):
-        """Truth §3: `step.do` with one name twice runs both; keys count in call order and never collide."""
+        """`step.do` with one name twice runs both; keys count in call order and never collide."""
 
         def run(event, step):
             return [step.do(name, lambda: object.__name__) for name in ("a", "a#2", "a", "a")]
@@ -105,7 +105,7 @@ class TestOnce:
 
 class TestValues:
     def test_the_first_pass_gets_what_a_replay_gets(self, t: ThinkTest):
-        """Promise 8: a value makes a round trip through the codec on the first pass, too."""
+        """A value makes a round trip through the codec on the first pass, too."""
         value = {
             "at": datetime(2027, 1, 2, 3, 4, tzinfo=UTC),
             "day": date(2027, 1, 2),
@@ -133,7 +133,7 @@ class TestValues:
 
     @pytest.mark.parametrize("value", [(1, 2), {1, 2}, {1: "a"}, float("nan"), object()])
     def test_what_would_not_come_back_equal_is_refused_at_once(self, t: ThinkTest, value: Any):
-        """Promise 8: no retry can mend it, so the step fails after one attempt, naming the path."""
+        """No retry can mend it, so the step fails after one attempt, naming the path."""
         ran: list[int] = []
 
         def run(event, step):
@@ -185,7 +185,7 @@ class TestValues:
 
 class TestRetries:
     def test_attempts_are_counted_and_the_last_error_is_raised(self, t: ThinkTest):
-        """FR-67, promise 8: exactly max_attempts calls, attempt 1, 2, 3, then StepError, the same on replay."""
+        """FR-67: exactly max_attempts calls, attempt 1, 2, 3, then StepError, the same on replay."""
         attempts: list[int] = []
         seen: list[StepError] = []
 

@@ -25,7 +25,7 @@ HELLO = {"role": "user", "parts": [{"type": "text", "text": "Hello"}]}
 
 class TestAccepting:
     def test_what_is_accepted_is_stored_and_waits(self, t):
-        """Promise 2, B1, B4: the row is there, pending; its messages are not in the conversation yet."""
+        """B1, B4: the row is there, pending; its messages are not in the conversation yet."""
         accepted = Clerk("a").submit_messages("Hello", idempotency_key="k", metadata={"n": [1, None]})
 
         stored = row(t.rt, accepted.submission_id)
@@ -35,7 +35,7 @@ class TestAccepting:
         assert Clerk("a").messages == []
 
     def test_a_crash_right_after_the_commit_costs_two_seconds(self, t):
-        """Promise 1 and 2: the knock is never sent, and the tick knocks from ``knock_at`` on, not before."""
+        """The knock is never sent, and the tick knocks from ``knock_at`` on, not before."""
         t.script(Clerk, say("Hi"))
         t.crash_at("submit:committed")
         with pytest.raises(SimulatedCrash):
@@ -88,7 +88,7 @@ class TestAccepting:
         assert Clerk("b").get_submission_by_key("k").submission_id == other.submission_id
 
     def test_a_key_that_comes_later_is_stored(self, t):
-        """truth §0: a submission without key takes the first key that comes with its id; later ones conflict."""
+        """A submission without key takes the first key that comes with its id; later ones conflict."""
         Clerk("a").submit_messages("Hello", submission_id="s")
 
         again = Clerk("a").submit_messages("Hello", submission_id="s", idempotency_key="k")
@@ -100,7 +100,7 @@ class TestAccepting:
         assert count(t.rt) == 1
 
     def test_a_key_that_was_given_up_is_new_again(self, t):
-        """engine §8: after a restart released a key, it makes a new submission, with another id."""
+        """After a restart released a key, it makes a new submission, with another id."""
         first = Clerk("a").submit_messages("Hello", idempotency_key="k")
         released = {"idempotency_key": None}
         change(t.rt, update(tables.submissions).values(released))
@@ -114,7 +114,7 @@ class TestAccepting:
 
     @pytest.mark.parametrize("key", [None, "k"])
     def test_one_whose_answer_got_lost_is_stored_once(self, t, key, monkeypatch):
-        """Promise 2: a connection that died after the commit has stored the turn; asking again finds that one."""
+        """A connection that died after the commit has stored the turn; asking again finds that one."""
         single = t.rt.db.accept_single
 
         def lost(work):
@@ -199,7 +199,7 @@ class TestRefusing:
         assert Clerk("a").get_submission_by_key(key) is not None
 
     def test_a_refusal_leaves_the_callers_transaction_alive(self, t):
-        """P13: no error of the database happens in a joined transaction; what else is in it can be committed."""
+        """No error of the database happens in a joined transaction; what else is in it can be committed."""
         Clerk("a").submit_messages("Hello", submission_id="s1", idempotency_key="k1")
         Clerk("a").submit_messages("Hello", submission_id="s2")
 
@@ -233,7 +233,7 @@ class TestLooking:
 
     @pytest.mark.parametrize("given", [{"limit": 0}, {"limit": -5}, {"limit": 1001}, {"status": "done"}])
     def test_a_wrong_filter_is_an_error(self, quick, given):
-        """truth §0: limits below 1 or above 1000 and unknown statuses say what is allowed."""
+        """Limits below 1 or above 1000 and unknown statuses say what is allowed."""
         with pytest.raises(ValueError, match=r"between 1 and 1000|pending, running"):
             Clerk("a").list_submissions(**given)
 
@@ -259,7 +259,7 @@ class TestLooking:
         assert not submissions.cancel_by_id(t.rt, name)
 
     def test_inside_a_transaction_one_sees_ones_own(self, t):
-        """engine §12: looks join, too."""
+        """Looks join, too."""
         with transaction(t.rt):
             made = Clerk("a").submit_messages("Hello")
             seen = Clerk("a").inspect_submission(made.submission_id)
@@ -315,7 +315,7 @@ class TestDeleting:
         assert row(t.rt, waits) is not None
 
     def test_not_while_its_news_is_undelivered(self, t):
-        """engine §9: refused until the workflow has got its news; then the delivered news goes with it."""
+        """Refused until the workflow has got its news; then the delivered news goes with it."""
         waits = prompt(t.rt)
         Clerk("a").cancel_submission(waits)
         refused = Clerk("a").delete_submission(waits)
@@ -327,7 +327,7 @@ class TestDeleting:
         assert (count(t.rt), news(t.rt)) == (0, [])
 
     def test_it_joins_the_callers_transaction(self, t):
-        """engine §12: what is rolled back was not deleted and not cancelled."""
+        """What is rolled back was not deleted and not cancelled."""
         self.ended(t, "s1")
         Clerk("a").submit_messages("Hello", submission_id="s2")
 

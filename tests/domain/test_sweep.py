@@ -70,7 +70,7 @@ def renew(t, process_id):
 
 class TestTwoLooks:
     def test_two_seconds_apart(self, t):
-        """engine §2: the first look notes it, one at least two seconds later takes the work over."""
+        """The first look notes it, one at least two seconds later takes the work over."""
         process_id = elsewhere(t, "a")
 
         pass_time(t, 14.9)
@@ -85,7 +85,7 @@ class TestTwoLooks:
         assert (row(t.rt, "a").status, row(t.rt, "a").takeovers) == ("completed", 2)
 
     def test_a_renewal_between_them_clears_it(self, t):
-        """P7: whoever renews before the second look is alive, and starts from the beginning."""
+        """Whoever renews before the second look is alive, and starts from the beginning."""
         process_id = elsewhere(t, "a")
         pass_time(t, 16, 1)
 
@@ -100,7 +100,7 @@ class TestTwoLooks:
         assert is_dead(t, process_id)
 
     def test_after_a_stall_of_everybody_nobody_is_dead(self, t):
-        """P7, P15: the database was away for three leases; each gets time to renew before the second look."""
+        """The database was away for three leases; each gets time to renew before the second look."""
         process_id = elsewhere(t, "a")
         pass_time(t, *[1] * 5)
 
@@ -113,7 +113,7 @@ class TestTwoLooks:
         assert (first, renewed, is_dead(t, process_id)) == (False, True, False)
 
     def test_looks_with_a_gap_between_them_start_over(self, t):
-        """P15: passes more than three seconds apart are no watching: the process may have had no chance either."""
+        """Passes more than three seconds apart are no watching: the process may have had no chance either."""
         process_id = elsewhere(t, "a")
         pass_time(t, 16)
 
@@ -127,7 +127,7 @@ class TestTwoLooks:
         assert is_dead(t, process_id)
 
     def test_a_pass_that_is_held_up_itself_does_not_judge(self, t):
-        """P15: it looked, then everything stood still, then it goes on: its look is not two."""
+        """It looked, then everything stood still, then it goes on: its look is not two."""
         process_id = elsewhere(t, "a")
         pass_time(t, 16)
         t.clock.advance(timedelta(seconds=10))
@@ -137,7 +137,7 @@ class TestTwoLooks:
         assert not declared
 
     def test_nor_does_one_that_went_on_after_a_gap(self, t):
-        """P15: looks from before and after a gap between passes are not two, whoever made the pass between."""
+        """Looks from before and after a gap between passes are not two, whoever made the pass between."""
         process_id = elsewhere(t, "a")
         pass_time(t, 16)
         t.clock.advance(timedelta(seconds=10))
@@ -148,7 +148,7 @@ class TestTwoLooks:
         assert not declared
 
     def test_one_renews_before_one_judges(self, t):
-        """P7: a worker that was held up itself does not find itself dead, nor its own work lost."""
+        """A worker that was held up itself does not find itself dead, nor its own work lost."""
         Clerk("a").submit_messages("Hello", submission_id="a")
         lease = claims.claim(t.rt, "a").lease
         with t.rt.monitor.hold(lease, submission_id="a", seconds=1000) as hold:
@@ -173,12 +173,12 @@ class TestKnownDead:
         return {**liveness.host_facts(), "pid": child.pid, "started": found[1], **changes}
 
     def test_one_that_runs_is_not(self, child):
-        """P11: as long as it is there with its own start time, nothing is proven."""
+        """As long as it is there with its own start time, nothing is proven."""
         assert not liveness.known_dead(self.facts(child))
         assert not liveness.known_dead(liveness.host_facts())
 
     def test_one_that_is_gone_is(self, child):
-        """engine §2: the pid is absent."""
+        """The pid is absent."""
         facts = self.facts(child)
         child.kill()
         child.wait()
@@ -186,7 +186,7 @@ class TestKnownDead:
         assert liveness.known_dead(facts)
 
     def test_a_zombie_is(self, child):
-        """engine §2: it has ended, though nobody has asked for its exit code."""
+        """It has ended, though nobody has asked for its exit code."""
         facts = self.facts(child)
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -194,7 +194,7 @@ class TestKnownDead:
         assert liveness.known_dead(facts)
 
     def test_another_process_of_that_pid_is_another(self, child):
-        """engine §2: the pid was given to a new process, so the old one is gone."""
+        """The pid was given to a new process, so the old one is gone."""
         assert liveness.known_dead(self.facts(child, started="1"))
 
     @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ class TestKnownDead:
         ],
     )
     def test_what_can_t_be_compared_proves_nothing(self, child, changes):
-        """P11: another boot, another pid namespace (a container's), anything unreadable: wait."""
+        """Another boot, another pid namespace (a container's), anything unreadable: wait."""
         facts = self.facts(child)
         child.kill()
         child.wait()
@@ -222,7 +222,7 @@ class TestKnownDead:
 
     @pytest.mark.parametrize("fact", ["boot", "namespace"])
     def test_nor_does_a_machine_that_shows_nothing(self, child, monkeypatch, fact):
-        """P11: where our own facts can't be read, nothing is known of others."""
+        """Where our own facts can't be read, nothing is known of others."""
         facts = self.facts(child)
         child.kill()
         child.wait()
@@ -231,7 +231,7 @@ class TestKnownDead:
         assert not liveness.known_dead({**facts, fact: None})
 
     def test_it_needs_one_look(self, t, child):
-        """engine §2: its work goes on with the next pass, long before its lease is over."""
+        """Its work goes on with the next pass, long before its lease is over."""
         process_id = elsewhere(t, "a")
         facts = self.facts(child)
         child.kill()
@@ -288,7 +288,7 @@ class TestFreeing:
         assert {row(t.rt, name).status for name in names} == {"completed"}
 
     def test_a_row_that_somebody_has_locked_is_freed_later(self, postgres_url, caplog):
-        """engine §5: a caller's open transaction holds up its own agent's recovery, and no other's."""
+        """A caller's open transaction holds up its own agent's recovery, and no other's."""
         caplog.set_level(logging.CRITICAL, "think_celery.tick")
         with think_test(echo(), database_url=postgres_url) as t:
             process_id = elsewhere(t, "a", "b")
@@ -305,7 +305,7 @@ class TestFreeing:
             assert line(t.rt, Clerk("a")).process_id is None
 
     def test_a_line_without_a_running_turn_is_freed_too(self, t):
-        """engine §2: its turn was cancelled, then its worker died: what it had said takes its place."""
+        """Its turn was cancelled, then its worker died: what it had said takes its place."""
         Clerk("a").submit_messages("Hello", submission_id="a")
         claimed = claims.claim(t.rt, "a")
         partial = {
@@ -326,7 +326,7 @@ class TestFreeing:
         assert [message.text for message in Clerk("a").messages] == ["Hello", "Hel", "next", "re: next"]
 
     def test_a_takeover_does_not_settle_what_goes_on(self, t):
-        """engine §6: the message of a turn that will be taken over keeps waiting for its end."""
+        """The message of a turn that will be taken over keeps waiting for its end."""
         Clerk("a").submit_messages("Hello", submission_id="a")
         claimed = claims.claim(t.rt, "a")
         partial = {

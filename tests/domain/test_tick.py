@@ -58,7 +58,7 @@ def pass_on(t, seconds=1.0):
 
 class TestAdmission:
     def test_of_many_threads_one_is_admitted(self, t):
-        """engine §5: once a second per database and kind; the kinds don't count for each other."""
+        """Once a second per database and kind; the kinds don't count for each other."""
 
         def admit(kind):
             return t.rt.db.transact(lambda tx: processes.admit(tx, kind, SECOND))
@@ -73,7 +73,7 @@ class TestAdmission:
         assert (sum(first), sum(other), early, sum(later)) == (1, 1, False, 1)
 
     def test_of_many_processes_one_is_admitted(self, database_url):
-        """engine §5: eight workers tick at once, by the database's clock; one of them makes the pass."""
+        """Eight workers tick at once, by the database's clock; one of them makes the pass."""
 
         def ticks(number, ready):
             with workers(database_url) as rt:
@@ -84,7 +84,7 @@ class TestAdmission:
 
     @pytest.mark.parametrize("broken", ["beat", "sweep"])
     def test_a_failing_kind_hides_no_other(self, t, monkeypatch, caplog, broken):
-        """engine §5: whatever goes wrong with leases, heads are knocked for, and so on for every kind."""
+        """Whatever goes wrong with leases, heads are knocked for, and so on for every kind."""
         caplog.set_level(logging.CRITICAL)
         submit("one")
         t.lose_messages()
@@ -113,7 +113,7 @@ class TestMissedKnocks:
         ids=["watched", "not watched now", "never watched"],
     )
     def test_the_distance_doubles(self, t, sentinel, last):
-        """engine §4: 2 s after the row, then 2, 4, 8 … 256 s and at last 5 minutes after the knock before.
+        """2 s after the row, then 2, 4, 8 … 256 s and at last 5 minutes after the knock before.
 
         Where nobody would notice that the broker was emptied, a minute is the most.
         """
@@ -144,7 +144,7 @@ class TestMissedKnocks:
         assert row(t.rt, "one").knock_at == t.clock.now() + retries.LONGEST_UNWATCHED
 
     def test_what_stands_behind_a_head_costs_one_look(self, t):
-        """engine §4, P16: it gets no ``knock_at`` any more until it is the head; then it is knocked for."""
+        """It gets no ``knock_at`` any more until it is the head; then it is knocked for."""
         submit("one", "two", "three")
         t.lose_messages()
         pass_on(t, 3)
@@ -158,7 +158,7 @@ class TestMissedKnocks:
         assert knocked(t) == ["two"]
 
     def test_one_that_became_the_head_meanwhile_is_not_forgotten(self, t):
-        """engine §4: null is set only where nobody has set another time since the look."""
+        """Null is set only where nobody has set another time since the look."""
         submit("one", "two")
         t.clock.advance(timedelta(seconds=3))
         seen = t.rt.db.read(lambda tx: heads.missed(tx, 500))
@@ -190,7 +190,7 @@ class TestMissedKnocks:
         assert row(t.rt, "one").knock_at is None
 
     def test_of_eight_that_find_a_head_one_knocks(self, t):
-        """engine §5: passes that overlap knock once for a row."""
+        """Passes that overlap knock once for a row."""
         submit("one")
         t.lose_messages()
         t.clock.advance(timedelta(seconds=3))
@@ -200,7 +200,7 @@ class TestMissedKnocks:
         assert knocked(t) == ["one"]
 
     def test_no_knock_while_the_line_is_held(self, t):
-        """engine §4: a cancelled turn's worker still has the line; its end knocks, and the tick need not."""
+        """A cancelled turn's worker still has the line; its end knocks, and the tick need not."""
         submit("one", "two")
         claims.claim(t.rt, "one")
         Clerk("a").cancel_submission("one")
@@ -212,7 +212,7 @@ class TestMissedKnocks:
         assert row(t.rt, "two").knock_at > t.clock.now()
 
     def test_an_agent_whose_rows_fail_hides_no_other(self, t, caplog):
-        """engine §5: it is put off with a growing distance, or left where even that fails."""
+        """It is put off with a growing distance, or left where even that fails."""
         caplog.set_level(logging.CRITICAL)
         submit("bad")
         submit("good", agent="b")
@@ -227,7 +227,7 @@ class TestMissedKnocks:
         assert (first, knocked(t)) == (["good"], ["bad"])
 
     def test_a_failing_look_puts_the_row_off(self, t, monkeypatch, caplog):
-        """engine §5: the row that could not be looked after comes again later, not in every pass."""
+        """The row that could not be looked after comes again later, not in every pass."""
         caplog.set_level(logging.CRITICAL)
         submit("bad")
         t.lose_messages()
@@ -244,7 +244,7 @@ class TestMissedKnocks:
 
 class TestEachRow:
     def test_a_failing_row_hides_no_other(self, t, caplog):
-        """engine §5: each row has a transaction of its own; what fails is logged and changes nothing."""
+        """Each row has a transaction of its own; what fails is logged and changes nothing."""
 
         def work(tx, name):
             tx.execute(update(tables.agents).where(tables.agents.c.name == name).values(epoch=7))
@@ -261,7 +261,7 @@ class TestEachRow:
         assert "could not count; the next pass tries again: ZeroDivisionError" in caplog.text
 
     def test_what_is_done_instead_is_a_row_like_any_other(self, t, caplog):
-        """engine §5: it has a transaction of its own, counts, and may fail without harm."""
+        """It has a transaction of its own, counts, and may fail without harm."""
         caplog.set_level(logging.CRITICAL)
 
         def fails(tx, number):
@@ -270,7 +270,7 @@ class TestEachRow:
         assert each_row(t.rt, "count", [0, 4, 2], fails, lambda tx, number: 8 // number) == 6
 
     def test_it_ends_when_its_time_is_over(self, t):
-        """engine §5: 200 ms for each kind of work; what is left comes in the next pass."""
+        """200 ms for each kind of work; what is left comes in the next pass."""
         seen = []
 
         def slow(tx, number):
@@ -282,7 +282,7 @@ class TestEachRow:
         assert seen == [0, 1]
 
     def test_every_pass_over_workflows_ends_then_too(self, t):
-        """engine §5: due runs, lost knocks and news have the same limit as heads have."""
+        """Due runs, lost knocks and news have the same limit as heads have."""
         for number in range(5):
             start(t.rt, lambda event, step: "done", id=f"w{number}")
         t.lose_messages()
@@ -292,7 +292,7 @@ class TestEachRow:
         assert [workflows.knock_missed(t.rt, 500) for _ in range(3)] == [2, 2, 1]
 
     def test_a_kind_that_was_cut_off_comes_again_when_the_others_had_their_turn(self, t, monkeypatch):
-        """engine §5: what is left comes at once, until the next pass is due."""
+        """What is left comes at once, until the next pass is due."""
         seen = []
 
         def busy(rt, limit):
@@ -312,7 +312,7 @@ class TestEachRow:
 
 class TestNewBroker:
     def test_every_free_head_is_knocked_with_the_next_pass(self, t):
-        """engine §4: the broker lost all it had; nobody waits for a distance that had grown to minutes."""
+        """The broker lost all it had; nobody waits for a distance that had grown to minutes."""
         submit("held", agent="h")
         claims.claim(t.rt, "held")
         submit("behind", agent="h")
@@ -333,7 +333,7 @@ class TestNewBroker:
         assert row(t.rt, "two").knocks == 9
 
     def test_a_pass_asks_the_sentinel_first(self, t):
-        """engine §4: what waits is knocked for in the pass that finds the broker empty, once for each loss."""
+        """What waits is knocked for in the pass that finds the broker empty, once for each loss."""
         t.rt.sentinel = watch = Watch()
         submit("one")
         change(
@@ -351,7 +351,7 @@ class TestNewBroker:
         assert (before, found, knocked(t)) == ([], ["one"], [])
 
     def test_a_sentinel_that_fails_hides_no_other_work(self, t, caplog):
-        """engine §5: whatever goes wrong with the broker, the pass is made."""
+        """Whatever goes wrong with the broker, the pass is made."""
         caplog.set_level(logging.CRITICAL)
         t.rt.sentinel = watch = Watch()
         watch.look = lambda when_lost: 1 / 0
@@ -363,7 +363,7 @@ class TestNewBroker:
         assert knocked(t) == ["one"]
 
     def test_a_running_one_without_worker_too(self, t):
-        """engine §4: one that was freed after a crash waits for its knock as any head does."""
+        """One that was freed after a crash waits for its knock as any head does."""
         submit("one", "two")
         claims.claim(t.rt, "one")
         change(t.rt, update(tables.lines).values(process_id=None))
@@ -438,7 +438,7 @@ def many(database_url):
 
 @pytest.mark.parametrize("crowd", ["one agent", "as many agents"])
 def test_much_that_waits_costs_a_pass_nothing(t, many, crowd):
-    """P16: a pass looks at what is due, by index: its statements and plans are the same as with an empty table."""
+    """A pass looks at what is due, by index: its statements and plans are the same as with an empty table."""
     if crowd == "one agent":  # and its rows are the last of all
         fill(t.rt, many // 2, agent="'a' || n", knock_at=FAR, ids="'a'")
         fill(t.rt, many // 2, agent="'x'", knock_at="NULL")
@@ -464,7 +464,7 @@ def test_much_that_waits_costs_a_pass_nothing(t, many, crowd):
 
 
 def test_a_crowd_behind_one_head_is_looked_at_once(t, many):
-    """P16: rows behind a head are seen to in batches, a few statements each, and never again."""
+    """Rows behind a head are seen to in batches, a few statements each, and never again."""
     count = min(many, 2_000)
     fill(t.rt, count, agent="'x'", knock_at=0)
 
@@ -483,7 +483,7 @@ def test_a_crowd_behind_one_head_is_looked_at_once(t, many):
 
 
 def test_a_pass_ends_when_its_time_is_over(database_url, monkeypatch):
-    """engine §5: a kind of work takes 200 ms or 500 rows; what is left comes in the next pass."""
+    """A kind of work takes 200 ms or 500 rows; what is left comes in the next pass."""
     with think_test(echo(), database_url=database_url) as t:
         for number in range(5):
             submit(f"s{number}", agent=f"a{number}")

@@ -34,7 +34,7 @@ def results(t: ThinkTest, *calls: Any, tools: tuple[Callable[..., Any], ...]) ->
 
 class TestOutcomes:
     def test_a_tool_that_raises(self, quick):
-        """truth §2: the model is told the exception's text, and the turn goes on."""
+        """The model is told the exception's text, and the turn goes on."""
 
         def boom() -> str:
             raise RuntimeError("boom from tool")
@@ -87,7 +87,7 @@ class TestOutcomes:
         assert (row.status, row.attempts) == ("pending", 0)
 
     def test_calls_that_cannot_be_made(self, quick):
-        """truth §2: unknown tool, unfit arguments and broken JSON are told to the model; nothing is called."""
+        """Unknown tool, unfit arguments and broken JSON are told to the model; nothing is called."""
         made = []
 
         def add(a: int, b: int) -> int:
@@ -192,7 +192,7 @@ class TestOutcomes:
 
 class TestContext:
     def test_keys_survive_a_crash_and_differ_between_calls(self, t):
-        """Promise 7, FR-54: a repeated call has its first key, wherever in its step the others stand."""
+        """FR-54: a repeated call has its first key, wherever in its step the others stand."""
         seen: list[tuple[int, str, int]] = []
 
         @tool(idempotent=True)
@@ -263,7 +263,7 @@ class TestAtOnce:
         assert [part.output for part in calls_of(done.message())] == [0, 1, 2]
 
     def test_each_result_is_stored_while_others_still_run(self, live):
-        """Promise 7: a result is in the database as soon as its tool has returned."""
+        """A result is in the database as soon as its tool has returned."""
         stored: list[list[Any]] = []
         agent = talker()("a")._bound_to(live, "a")
 
@@ -340,7 +340,7 @@ class TestAtOnce:
 
 class TestProgress:
     def test_a_result_is_progress_and_being_asked_for_is_none(self, t):
-        """Promise 10, FR-53: a tool that kills its worker each time ends the turn at the cap."""
+        """FR-53: a tool that kills its worker each time ends the turn at the cap."""
 
         @tool(idempotent=True)
         def killer() -> str:

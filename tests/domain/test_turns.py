@@ -65,7 +65,7 @@ class TestLoop:
         assert [spec.name for spec in model.requests[0].tools] == ["add"]
 
     def test_max_steps_used_up(self, quick):
-        """truth §2: the step limit ends a turn as completed; the last call is still answered."""
+        """The step limit ends a turn as completed; the last call is still answered."""
         agent = talker(add, max_steps=3)("a")
         model = quick.script(agent, *[call("add", {"a": n, "b": n}) for n in range(9)])
 
@@ -85,7 +85,7 @@ class TestLoop:
         assert [part.type for part in done.message().parts] == ["step-start", "reasoning", "text"]
 
     def test_an_empty_answer_completes_and_stores_no_message(self, quick):
-        """truth §2: an empty answer is no error; nothing that says nothing stands in the transcript."""
+        """An empty answer is no error; nothing that says nothing stands in the transcript."""
         agent = talker()("a")
         quick.script(agent, [])
 
@@ -149,7 +149,7 @@ class TestTranscript:
         assert {now(agent, first).status, now(agent, second).status} == {COMPLETED}
 
     def test_known_message_ids_are_not_added_again(self, t):
-        """truth §0: the same ids again add nothing; with one new message, only that one is added."""
+        """The same ids again add nothing; with one new message, only that one is added."""
         agent = talker()("a")
         model = t.script(agent, say("one"), say("two"))
         first = {"id": "m1", "role": "user", "content": "Hi"}
@@ -161,7 +161,7 @@ class TestTranscript:
         assert len(model.requests) == 2
 
     def test_nothing_to_answer(self, t):
-        """truth §0: nothing new and an assistant's message last is an error, without a request."""
+        """Nothing new and an assistant's message last is an error, without a request."""
         agent = talker()("a")
         model = t.script(agent, say("one"))
         message = {"id": "m1", "role": "user", "content": "Hi"}

@@ -30,7 +30,7 @@ def waiting(timeout: Duration | None = None) -> Any:
 
 
 def test_statements_whose_answers_got_lost_are_found(t: ThinkTest, monkeypatch: pytest.MonkeyPatch):
-    """Promise 1: a connection that died after the commit costs a run nothing; each statement is asked again."""
+    """A connection that died after the commit costs a run nothing; each statement is asked again."""
     single = t.rt.db.single
 
     def lost(work: Any, *, repeatable: bool = False) -> Any:
@@ -55,7 +55,7 @@ def test_statements_whose_answers_got_lost_are_found(t: ThinkTest, monkeypatch: 
 
 class TestEvents:
     def test_a_waiting_run_is_one_row(self, t: ThinkTest):
-        """Promise 9, A7: parked, it holds no process and no knock; the event wakes it."""
+        """A7: parked, it holds no process and no knock; the event wakes it."""
         workflow = begin(t, waiting())
         row = workflow.row
 
@@ -68,7 +68,7 @@ class TestEvents:
         assert workflow.output == {"at": 1}
 
     def test_what_comes_back(self, t: ThinkTest):
-        """Design §7: type, payload and the time at which it was sent, equal on replay."""
+        """Type, payload and the time at which it was sent, equal on replay."""
         seen: list[Any] = []
 
         def run(event, step):
@@ -124,7 +124,7 @@ class TestEvents:
 
     @pytest.mark.parametrize("point", ["step:wait:looked", "workflow:before-park"])
     def test_one_that_comes_between_look_and_park(self, t: ThinkTest, point: str):
-        """P1: parking is conditional on the count of events that the look was based on: it looks again, and goes on."""
+        """Parking is conditional on the count of events that the look was based on: it looks again, and goes on."""
         workflow = start(t.rt, waiting())
 
         def comes(at: str) -> None:
@@ -138,7 +138,7 @@ class TestEvents:
         assert workflow.output == "between"
 
     def test_other_types_are_left_alone(self, t: ThinkTest):
-        """Truth §3: an event of another type wakes the run, which parks again."""
+        """An event of another type wakes the run, which parks again."""
         workflow = begin(t, waiting())
         workflow.send("other")
         t.run_until_idle()
@@ -148,7 +148,7 @@ class TestEvents:
 
     @pytest.mark.parametrize("name", ["think-prompt-x", "think-", "", " ", "a\nb", "x" * 201])
     def test_reserved_and_unfit_types_and_keys_are_refused(self, quick: ThinkTest, name: str):
-        """Design §7: what begins with `think-` is the engine's; nothing is stored."""
+        """What begins with `think-` is the engine's; nothing is stored."""
         workflow = begin(quick, waiting())
 
         with pytest.raises(ValueError, match="type="):
@@ -158,7 +158,7 @@ class TestEvents:
         assert workflow.inbox == []
 
     def test_an_event_for_an_ended_run_is_no_error(self, t: ThinkTest):
-        """Truth §3: it is kept, unread, and changes nothing."""
+        """It is kept, unread, and changes nothing."""
         workflow = begin(t, lambda event, step: "done")
         workflow.send("go")
         t.run_until_idle()
@@ -166,7 +166,7 @@ class TestEvents:
         assert workflow.output == "done"
 
     def test_an_early_event_is_dropped_after_a_day(self, t: ThinkTest):
-        """Engine §8: events for a run that does not exist are kept under name and id for 24 hours."""
+        """Events for a run that does not exist are kept under name and id for 24 hours."""
         DESK.send_workflow_event("Flow", "w1", type="go", payload=1)
         t.skip("23 hours")
         kept = start(t.rt, waiting())
@@ -180,7 +180,7 @@ class TestEvents:
         assert late.status == "waiting"
 
     def test_in_a_joined_transaction_it_comes_with_the_commit(self, t: ThinkTest):
-        """Engine §8, §12: inside a caller's transaction the event is news that follows the commit."""
+        """Inside a caller's transaction the event is news that follows the commit."""
         workflow = begin(t, waiting())
 
         def work(tx, fail):
@@ -243,7 +243,7 @@ class TestDeadlines:
         assert workflow.journal[0].deadline_at == deadline
 
     def test_an_event_at_the_deadline_wins_however_late_the_run_wakes(self, t: ThinkTest):
-        """Engine §8: event against deadline is a rule: sent at or before it, the event wins…"""
+        """Event against deadline is a rule: sent at or before it, the event wins…"""
         workflow = begin(t, waiting(timeout=10))
         t.clock.advance(timedelta(seconds=10))
         workflow.send("go", "in time")
@@ -294,7 +294,7 @@ class TestDeadlines:
         assert full.output == "there"
 
     def test_not_caught_it_is_the_runs_error(self, t: ThinkTest):
-        """Truth §3: a timeout that run() does not catch ends the run in error, type and text in two fields."""
+        """A timeout that run() does not catch ends the run in error, type and text in two fields."""
         workflow = begin(t, lambda event, step: step.wait_for_event("wait", type="go", timeout=1))
         t.skip(2)
 

@@ -28,7 +28,7 @@ class TestEnd:
         assert "the result of run()" in workflow.row.error
 
     def test_an_error_has_two_fields(self, t: ThinkTest):
-        """Truth §0: error_type and error, not one folded into the other; any text can be stored."""
+        """Error_type and error, not one folded into the other; any text can be stored."""
 
         def run(event, step):
             raise LookupError("no\x00where")
@@ -40,7 +40,7 @@ class TestEnd:
             _ = workflow.output
 
     def test_what_its_task_reports(self, t: ThinkTest):
-        """Engine §15: the outcome carries ids and the error's type only."""
+        """The outcome carries ids and the error's type only."""
 
         def run(event, step):
             raise LookupError("secret")
@@ -51,7 +51,7 @@ class TestEnd:
         assert "secret" not in repr(outcome)
 
     def test_nothing_leaves_a_terminal_status(self, t: ThinkTest):
-        """Promise 5: no event, resume, knock or sweep moves a run that has ended."""
+        """No event, resume, knock or sweep moves a run that has ended."""
         workflow = begin(t, lambda event, step: 1)
         process = t.rt.monitor.process_id()
         workflow.send("go")
@@ -77,7 +77,7 @@ class TestEnd:
 
 class TestAttempts:
     def test_a_run_that_kills_its_worker_ends(self, t: ThinkTest):
-        """Promise 10: attempts are counted before the work; at the cap the run ends in TooManyAttempts."""
+        """Attempts are counted before the work; at the cap the run ends in TooManyAttempts."""
         t.crash_at("workflow:claimed", times=20)
         workflow = begin(t, lambda event, step: "done")
 
@@ -86,7 +86,7 @@ class TestAttempts:
         assert "5 times" in workflow.row.error
 
     def test_progress_starts_the_count_again(self, t: ThinkTest):
-        """Engine §7: a new journal entry means that the claim before it was no poison."""
+        """A new journal entry means that the claim before it was no poison."""
 
         def run(event, step):
             return [step.do(f"s{n}", lambda n=n: n) for n in range(4)]
@@ -100,7 +100,7 @@ class TestAttempts:
         assert workflow.row.takeovers == 17
 
     def test_parking_starts_the_count_again(self, t: ThinkTest):
-        """Engine §7: an orderly end of a claim sets attempts to 0."""
+        """An orderly end of a claim sets attempts to 0."""
         t.crash_at("workflow:claimed", times=4)
         workflow = begin(t, lambda event, step: step.wait_for_event("a", type="go").payload)
         assert (workflow.row.attempts, workflow.row.takeovers) == (0, 0)
@@ -111,7 +111,7 @@ class TestAttempts:
         assert workflow.output == "done"
 
     def test_going_round_in_circles_ends_too(self, t: ThinkTest, monkeypatch):
-        """Engine §7: `takeovers` only grows between parks and ends a run whose claims all made "progress"."""
+        """`takeovers` only grows between parks and ends a run whose claims all made "progress"."""
         monkeypatch.setattr(advance, "MAX_TAKEOVERS", 6)
 
         def run(event, step):
@@ -126,7 +126,7 @@ class TestAttempts:
         assert len(t.crashes) == 6
 
     def test_each_point_of_a_run_survives_a_crash(self, t: ThinkTest):
-        """Promises 1 and 2: killed once at every point in turn, the run ends as it would have."""
+        """Killed once at every point in turn, the run ends as it would have."""
         points = [
             "workflow:started",
             "workflow:claimed",
@@ -171,7 +171,7 @@ class TestLease:
         ["step:a:before", "step:a:ran", "step:w:looked", "workflow:before-park", "workflow:before-end"],
     )
     def test_a_worker_that_lost_it_stores_nothing(self, t: ThinkTest, point: str):
-        """Promise 3: taken over at any point, the stalled worker's next write is refused; the other one's stands."""
+        """Taken over at any point, the stalled worker's next write is refused; the other one's stands."""
         flow(lambda event, step: [step.do("a", lambda: 1), step.wait_for_event("w", type="go").payload])
         workflow = start(t.rt, None)
         workflow.send("go", 2)
@@ -193,7 +193,7 @@ class TestLease:
         assert workflow.advance().word in ("complete", "parked")
 
     def test_the_one_that_took_over_has_another_token(self, t: ThinkTest):
-        """Engine §2: whoever takes a lease away raises the token in that same statement."""
+        """Whoever takes a lease away raises the token in that same statement."""
         workflow = start(t.rt, lambda event, step: step.sleep("w", 60))
         workflow.advance()
         first = workflow.row.token
@@ -207,7 +207,7 @@ class TestLease:
         assert workflow.row.token == first + 2
 
     def test_a_stale_renewal_asks_the_database_before_an_effect(self, t: ThinkTest):
-        """Engine §3: after ⅔ of a lease without a renewal, the step function is not called before a look."""
+        """After ⅔ of a lease without a renewal, the step function is not called before a look."""
         ran: list[int] = []
         workflow = start(t.rt, lambda event, step: step.do("a", lambda: ran.append(1)))
         process = t.rt.monitor.process_id()
@@ -298,7 +298,7 @@ class TestHandOver:
 class TestTick:
     @pytest.mark.parametrize("watched", [True, False])
     def test_a_lost_knock_is_made_up_for(self, t: ThinkTest, watched: bool):
-        """Promise 1: 2 s after the start the tick knocks, then at doubling distances, 5 minutes at most.
+        """2 s after the start the tick knocks, then at doubling distances, 5 minutes at most.
 
         A minute at most where nobody would notice that the broker was emptied.
         """
@@ -316,7 +316,7 @@ class TestTick:
         assert heard == [2, 4, 8, 16, 32, 64, *later]
 
     def test_a_waiting_run_is_not_knocked_for(self, t: ThinkTest):
-        """Promise 9: parked rows cost the tick nothing."""
+        """Parked rows cost the tick nothing."""
         begin(t, lambda event, step: step.wait_for_event("a", type="go"))
         t.clock.advance(timedelta(hours=1))
 
@@ -325,7 +325,7 @@ class TestTick:
         assert workflows.wake_unread(t.rt, 10) == 0
 
     def test_the_backstop_wakes_a_run_with_unread_events(self, t: ThinkTest):
-        """Engine §8: should a run ever wait beside an event that it has not seen, the tick wakes it."""
+        """Should a run ever wait beside an event that it has not seen, the tick wakes it."""
         workflow = begin(t, lambda event, step: step.wait_for_event("a", type="go").payload)
         workflow.send("go", 5)
         t.lose_messages()
@@ -340,7 +340,7 @@ class TestTick:
         assert workflow.output == 5
 
     def test_one_row_that_fails_does_not_hide_the_rest(self, t: ThinkTest, monkeypatch):
-        """Engine §5: each row is its own transaction."""
+        """Each row is its own transaction."""
         for n in range(3):
             start(t.rt, lambda event, step: step.sleep("s", 10), id=f"w{n}")
         t.run_until_idle()
@@ -358,7 +358,7 @@ class TestTick:
         assert workflows.wake_due(t.rt, 10) == 2
 
     def test_a_run_whose_worker_died_goes_on(self, t: ThinkTest):
-        """Engine §2: the sweep frees it (running, no process, next token), and it is knocked at once."""
+        """The sweep frees it (running, no process, next token), and it is knocked at once."""
         workflow = start(t.rt, lambda event, step: "done")
         claim = advance.claim_run(t.rt, workflow.ref)
         assert not isinstance(claim, advance.Outcome)
@@ -372,7 +372,7 @@ class TestTick:
         assert workflow.output == "done"
 
     def test_after_the_broker_lost_everything(self, t: ThinkTest):
-        """Engine §4: `knock_now` lets the next pass knock for every run that waits for a worker, and for no other."""
+        """`knock_now` lets the next pass knock for every run that waits for a worker, and for no other."""
         for n in range(3):
             start(t.rt, lambda event, step: "done", id=f"w{n}")
         parked = begin(t, lambda event, step: step.wait_for_event("a", type="go"), id="parked", name="Parked")
@@ -386,7 +386,7 @@ class TestTick:
         assert parked.status == "waiting"
 
     def test_early_events_of_a_run_that_began_meanwhile(self, t: ThinkTest):
-        """§8: should both have died before their looks, the tick moves the events."""
+        """Should both have died before their looks, the tick moves the events."""
         flow(lambda event, step: step.wait_for_event("a", type="go").payload)
         points = ["event:early", "workflow:started"]
 

@@ -77,7 +77,7 @@ class Sender:
 
 
 class TestFence:
-    """P2: a check without the lock would let a statement in that began before the takeover was committed."""
+    """A check without the lock would let a statement in that began before the takeover was committed."""
 
     def test_of_a_step_that_is_done(self, rt: Runtime):
         """The entry of a worker whose lease is being taken away waits for that, and is refused."""
@@ -139,7 +139,7 @@ class TestLooks:
         assert workflow.output == "hello"
 
     def test_an_event_under_way_at_the_deadline_counts(self, rt: Runtime):
-        """§8: sent before the deadline it is taken, though the run looks after it and before the event is committed."""
+        """Sent before the deadline it is taken, though the run looks after it and before the event is committed."""
 
         def run(event: Any, step: Any) -> Any:
             try:
@@ -167,7 +167,7 @@ class TestLooks:
         assert (outcome.word, workflow.output) == ("complete", "hello")
 
     def test_an_event_has_the_time_at_which_the_row_was_locked(self, rt: Runtime):
-        """§8: events and looks have one order, so an event that waited for a look was not sent before it."""
+        """Events and looks have one order, so an event that waited for a look was not sent before it."""
         workflow, claim = claimed(rt, lambda event, step: None)
         looked: list[Any] = []
 

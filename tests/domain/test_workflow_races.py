@@ -71,7 +71,7 @@ def drain(workflow: Handle) -> None:
 
 
 def test_an_event_and_a_park(live: Runtime):
-    """P1, R2: parking is conditional on the inbox count that was looked at, and storing an event always counts it.
+    """Parking is conditional on the inbox count that was looked at, and storing an event always counts it.
 
     With a check on one side only, hundreds of these events are never seen.
     """
@@ -96,7 +96,7 @@ def test_an_event_and_a_park(live: Runtime):
 
 
 def test_a_start_and_an_early_event(live: Runtime):
-    """§8: both look after their own commits, so the later of the two finds what the other has stored."""
+    """Both look after their own commits, so the later of the two finds what the other has stored."""
     flow(lambda event, step: step.wait_for_event("a", type="go").payload)
 
     with together(
@@ -114,7 +114,7 @@ def test_a_start_and_an_early_event(live: Runtime):
 
 
 def test_an_event_and_a_deadline(live: Runtime):
-    """§8: a rule, not a race: what was stored at or before the deadline is taken, however the threads fell."""
+    """A rule, not a race: what was stored at or before the deadline is taken, however the threads fell."""
 
     def run(event, step):
         try:
@@ -154,7 +154,7 @@ def test_an_event_and_a_deadline(live: Runtime):
 
 
 def test_one_event_for_two_runs_of_the_code(live: Runtime):
-    """Promise 3: of workers that are knocked at once, one claims; each step runs once and each event is taken once."""
+    """Of workers that are knocked at once, one claims; each step runs once and each event is taken once."""
     ran: list[int] = []
     flow(lambda event, step: step.do("once", lambda: ran.append(event.payload["n"]) or event.payload["n"]))
     flows = [start(live, None, {"n": number}, id=f"w{number}") for number in range(FEWER)]
@@ -204,7 +204,7 @@ def test_one_key_sent_by_many(live: Runtime):
 
 
 def test_a_takeover_and_the_one_that_stalled(live: Runtime):
-    """Promise 3: of a stalled worker and the one that took over, exactly one stores the step, and it's the latter."""
+    """Of a stalled worker and the one that took over, exactly one stores the step, and it's the latter."""
 
     def run(event, step):
         return step.do("who", lambda: threading.current_thread().name, timeout=None)
@@ -267,7 +267,7 @@ def test_news_delivered_by_many(live: Runtime):
 
 
 def test_a_prompts_end_and_its_deadline(live: Runtime):
-    """§8: the cancel and the recorded timeout are one transaction; an answer that was first counts: never neither."""
+    """The cancel and the recorded timeout are one transaction; an answer that was first counts: never neither."""
     live.stand_in = lambda agent_class: FunctionModel(lambda request: answer({"title": "in time"}))
 
     def run(event, step):

@@ -160,7 +160,7 @@ class TestStart:
             DESK.run_workflow("Missing")
 
     def test_in_a_joined_transaction(self, t: ThinkTest):
-        """Engine §12: it is there if the caller's transaction commits, and is not if that fails."""
+        """It is there if the caller's transaction commits, and is not if that fails."""
 
         def work(tx, fail):
             with t.rt.db.joining(tx):
@@ -181,7 +181,7 @@ class TestStart:
         ("own", "setting", "queue"), [("gpu", "all", "gpu"), (None, "all", "all"), (None, None, None)]
     )
     def test_its_queue(self, sqlite_url: str, own: Any, setting: Any, queue: Any):
-        """Design §5: the class's queue, else `think_queue`, else Celery's own; stored, and sent with each knock."""
+        """The class's queue, else `think_queue`, else Celery's own; stored, and sent with each knock."""
         cls = flow(lambda event, step: None)
         cls.queue = own
         with think_test(settings=Settings(queue=setting), database_url=sqlite_url) as t:
@@ -195,7 +195,7 @@ class TestStart:
 
 class TestClasses:
     def test_async_run_is_refused_when_the_class_is_made(self):
-        """Design §3: with the remedy."""
+        """With the remedy."""
         with pytest.raises(AsyncNotSupported, match=r"Later\.run"):
 
             class Later(ThinkWorkflow):  # type: ignore[type-arg]
@@ -231,7 +231,7 @@ class TestClasses:
 
 class TestKnocks:
     def test_a_knock_names_the_run_and_its_wake(self, t: ThinkTest):
-        """Design §5: the task id is made of id, run and wakes, so a re-knock reuses it; the first is the root."""
+        """The task id is made of id, run and wakes, so a re-knock reuses it; the first is the root."""
         heard: list[Any] = []
         t.rt.knock = heard.append
         workflow = start(t.rt, lambda event, step: step.wait_for_event("a", type="go").payload)
@@ -245,7 +245,7 @@ class TestKnocks:
 
     @pytest.mark.parametrize("status", ["queued", "waiting", "paused", "complete", "missing"])
     def test_a_knock_that_finds_no_work_says_why(self, t: ThinkTest, status: str):
-        """Promise 1: repeated and late knocks change nothing."""
+        """Repeated and late knocks change nothing."""
         workflow = start(t.rt, lambda event, step: step.wait_for_event("a", type="go").payload)
         words = {"queued": "parked", "waiting": "waiting", "paused": "paused", "complete": "ended-before"}
         if status != "queued":
@@ -263,7 +263,7 @@ class TestKnocks:
         assert workflow.advance().word == words.get(status, "not-found")
 
     def test_a_class_that_is_not_imported_leaves_the_run_alone(self, t: ThinkTest, caplog, monkeypatch):
-        """Engine §4: not claimed, no attempt counted, the import to add is logged; with it the run goes on."""
+        """Not claimed, no attempt counted, the import to add is logged; with it the run goes on."""
         workflow = start(t.rt, lambda event, step: "done")
         with monkeypatch.context() as elsewhere:
             elsewhere.setattr(advance, "workflow_classes", Registry("workflow class"))
@@ -285,7 +285,7 @@ class TestKnocks:
         assert workflows.get(t.rt, WorkflowRef("Flow", "w1")).attempts == 0
 
     def test_another_version_is_left_to_a_worker_that_has_it(self, t: ThinkTest, caplog):
-        """Design §7: a run of a version that a worker lacks stays queued; with the old code it goes on."""
+        """A run of a version that a worker lacks stays queued; with the old code it goes on."""
         workflow = start(t.rt, lambda event, step: "old")
         flow(lambda event, step: "new", version="2")
         assert workflow.advance().word == "unknown-class"

@@ -233,7 +233,7 @@ class TestWorkflows:
         assert "prepare   do        done" in text
 
     def test_it_shows_where_a_step_failed(self, t: ThinkTest, sqlite_url: str) -> None:
-        """Design §9: the table has the last frame of the recorded trace, JSON the whole of it."""
+        """The table has the last frame of the recorded trace, JSON the whole of it."""
 
         def pay() -> None:
             raise NonRetryableError("no money")

@@ -159,7 +159,7 @@ class TestSending:
         assert len(received(app, "in-a-hurry")) == 4 * publishing.QUEUED
 
     def test_a_chain_is_one_in_flower(self) -> None:
-        """A knock of a workflow carries the root of its run (design §5)."""
+        """A knock of a workflow carries the root of its run."""
         app = an_app()
         chained = Knock(
             task="think.workflow.advance",
@@ -324,7 +324,7 @@ class TestBrokersThatFail:
     def test_one_that_never_answers_costs_half_a_second(
         self, scheme: str, silent_broker: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Engine rule (P12): apply_async hangs on a broker that accepts and never answers; the caller must not.
+        """Apply_async hangs on a broker that accepts and never answers; the caller must not.
 
         A few knocks cost nothing, and however many there are, half a second is all that is waited for them.
         """
@@ -538,7 +538,7 @@ class TestTheEndOfAProcess:
 
 class TestEager:
     def test_knocks_made_meanwhile_are_drained_in_order(self) -> None:
-        """Engine §15: with task_always_eager the work runs in the caller, one thing after the other, never nested."""
+        """With task_always_eager the work runs in the caller, one thing after the other, never nested."""
         app = an_app(task_always_eager=True)
         order: list[str] = []
         publisher = Publisher(app, SystemClock())

@@ -59,7 +59,7 @@ def app(t: ThinkTest) -> Celery:
 
 class TestWords:
     def test_a_run_that_ends_its_row_says_how(self, t: ThinkTest, app: Celery) -> None:
-        """Flower shows the outcome word as the task's result (design §5)."""
+        """Flower shows the outcome word as the task's result."""
         t.script(TaskClerk, say("Good morning."))
         submission = TaskClerk("ada").submit_messages("Hello")
 
@@ -70,7 +70,7 @@ class TestWords:
     def test_one_that_does_not_is_ignored_and_says_so_in_the_log(
         self, t: ThinkTest, app: Celery, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Engine §4: a returned word would count as success for ever, and hide a later failure in Flower."""
+        """A returned word would count as success for ever, and hide a later failure in Flower."""
         t.script(TaskClerk, say("One."), say("Two."))
         first = TaskClerk("ada").submit_messages("One?")
         second = TaskClerk("ada").submit_messages("Two?")
@@ -159,7 +159,7 @@ class TestWords:
 
 class TestErrorsAreRed:
     def test_a_turn_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
-        """Engine §15: FAILURE in Flower and in error trackers, with ids and the error's type and no text."""
+        """FAILURE in Flower and in error trackers, with ids and the error's type and no text."""
         t.use_model(ScriptedModel())
         submission = TaskClerk("ada").submit_messages("my-password-is-tulip")
 
@@ -195,7 +195,7 @@ class TestErrorsAreRed:
 
 
 class TestTheHostsConfiguration:
-    """Engine §15: it must not reach our tasks. FR: an app-wide soft limit of 20 s would cut every turn."""
+    """It must not reach our tasks. FR: an app-wide soft limit of 20 s would cut every turn."""
 
     @pytest.fixture
     def hostile(self, t: ThinkTest) -> Celery:

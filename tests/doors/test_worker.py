@@ -33,7 +33,7 @@ def quick_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_looks_at_processes_wait_for_no_other_work(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """engine §2: two looks count only where they come steadily, however long the other pass takes."""
+    """Two looks count only where they come steadily, however long the other pass takes."""
     looks, goes_on = Passes(), threading.Event()
     monkeypatch.setattr(tick, "watch", looks)
     monkeypatch.setattr(tick, "work", lambda rt: goes_on.wait(PATIENCE))
@@ -53,7 +53,7 @@ def test_looks_at_processes_wait_for_no_other_work(sqlite_url: str, monkeypatch:
 def test_a_pass_that_fails_is_made_again(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P15: the database may be away for a while; both kinds of passes go on, and the log tells of it."""
+    """The database may be away for a while; both kinds of passes go on, and the log tells of it."""
     caplog.set_level(logging.ERROR)
     passes = Passes()
 

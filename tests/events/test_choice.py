@@ -51,7 +51,7 @@ def address(log):
 
 class TestNotSet:
     def test_the_brokers_redis(self, log_of, redis_url, caplog):
-        """Design §10: whoever has Redis as broker sets nothing more, and the frames are there."""
+        """Whoever has Redis as broker sets nothing more, and the frames are there."""
         log = log_of(redis_url)
         start = log.head("a")
 

@@ -78,7 +78,7 @@ class TestAway:
                 each.close()
 
     def test_a_turn_never_waits_for_it(self, caplog):
-        """Engine §13: putting frames takes no time while Redis hangs, and the writer gives up after one write."""
+        """Putting frames takes no time while Redis hangs, and the writer gives up after one write."""
         with own_log() as (log, own):
             writer = LiveWriter(log)
             os.kill(own.pid, signal.SIGSTOP)
@@ -160,7 +160,7 @@ class TestAway:
 
 class TestPasswords:
     def test_a_password_is_shown_nowhere(self, caplog):
-        """Design promise 11: in no representation, no error and no log, whether it is right or wrong."""
+        """In no representation, no error and no log, whether it is right or wrong."""
         with servers.own_redis() as own, redis.Redis.from_url(own.url) as admin:
             admin.config_set("requirepass", PASSWORD)
             right, wrong = (

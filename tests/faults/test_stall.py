@@ -45,7 +45,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 def test_no_live_work_is_taken_over(
     server: servers.Server, stage_on: StageOn, kind: str, redis_url: str
 ) -> None:
-    """P7, P15: after a stall each worker has time to renew before the second look at it; the turn goes on.
+    """After a stall each worker has time to renew before the second look at it; the turn goes on.
 
     Two workers: one streams, and the other would take over. The sessions of the first come back a second later.
     """

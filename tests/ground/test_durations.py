@@ -29,7 +29,7 @@ from think_celery.errors import InvalidDuration
     ],
 )
 def test_a_span_is_read_from_all_its_spellings(given, seconds):
-    """Durations everywhere: seconds, `timedelta`, or words (design §7); ISO 8601 too."""
+    """Durations everywhere: seconds, `timedelta`, or words; ISO 8601 too."""
     assert as_timedelta(given) == timedelta(seconds=seconds)
 
 

@@ -130,7 +130,7 @@ class TestEachError:
         return CLASSES[name](*SAMPLES[name][0])
 
     def test_its_fields_survive_pickle_copy_and_celerys_json(self, name):
-        """Style §3.3: the arguments are the fields, so the class called with them again is the same error."""
+        """The arguments are the fields, so the class called with them again is the same error."""
         error = self.made(name)
 
         returned = [
@@ -176,7 +176,7 @@ def test_a_model_errors_keywords_survive_pickle():
 
 
 def test_a_step_error_is_compared_by_name():
-    """Promise 8: the original class may not be there when it is read from the journal."""
+    """The original class may not be there when it is read from the journal."""
 
     class PaymentDeclined(Exception):
         pass

@@ -106,7 +106,7 @@ class TestSpelling:
 
 class TestFields:
     def test_all_but_role_and_parts_have_defaults(self):
-        """Design §3: a new id, no metadata, the present time."""
+        """A new id, no metadata, the present time."""
         before = datetime.now(UTC)
         one, other = user("Hello"), system("Be kind.")
 
@@ -223,7 +223,7 @@ class Loud(UIMessage):
 
 class TestAsMessages:
     def test_text_message_dict_and_lists_of_them_are_taken(self):
-        """Wherever messages are taken: `str | UIMessage | dict`, alone or in a list (design §3)."""
+        """Wherever messages are taken: `str | UIMessage | dict`, alone or in a list."""
         given: list[Any] = [
             "Hello",
             user("Hello"),

@@ -23,7 +23,7 @@ class TestRetry:
         ],
     )
     def test_the_delay_before_each_attempt(self, retry, seconds):
-        """None before the first; then the first delay doubled, added or kept, up to the longest (design §7)."""
+        """None before the first; then the first delay doubled, added or kept, up to the longest."""
         delays = [retry.delay_before(attempt) for attempt in range(1, len(seconds) + 1)]
 
         assert delays == [timedelta(seconds=each) for each in seconds]
@@ -107,7 +107,7 @@ def test_retry_after_is_read_as_seconds_or_date(header, seconds):
     ("times", "seconds"), [(0, 2), (1, 4), (7, 256), (8, 300), (60, 300), (61, 300), (10**9, 300)]
 )
 def test_a_distance_doubles_up_to_the_longest(times, seconds):
-    """engine §4: what is tried for ever is tried at growing distances; no number of times is too large."""
+    """What is tried for ever is tried at growing distances; no number of times is too large."""
     assert doubled(timedelta(seconds=2), times, timedelta(minutes=5)) == timedelta(seconds=seconds)
     assert knock_again_after(times) == timedelta(seconds=seconds)
     assert knock_again_after(times, watched=False) == timedelta(seconds=min(seconds, 60))

@@ -130,7 +130,7 @@ COMES_BACK = [
 class TestWhatComesBack:
     @pytest.mark.parametrize("value", COMES_BACK, ids=lambda value: repr(value)[:40])
     def test_a_supported_value_comes_back_equal_and_of_its_type(self, value):
-        """Promise 8, FR-29: equal typed values, nested ones and dicts that look like markers included."""
+        """FR-29: equal typed values, nested ones and dicts that look like markers included."""
         text = dumps(value, what="result")
 
         assert text.isascii()
@@ -351,7 +351,7 @@ REFUSED = [
 class TestWhatIsRefused:
     @pytest.mark.parametrize(("value", "path", "problem", "remedy"), REFUSED, ids=[row[2] for row in REFUSED])
     def test_what_would_not_come_back_is_refused_with_path_and_remedy(self, value, path, problem, remedy):
-        """Promise 8: sets, tuples, foreign keys, database objects, NaN, unimportable classes: refused at once."""
+        """Sets, tuples, foreign keys, database objects, NaN, unimportable classes: refused at once."""
         with pytest.raises(NotSerializable) as refused:
             dumps(value, what="result")
 

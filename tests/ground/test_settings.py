@@ -10,7 +10,7 @@ SECRET = "s3cr3t-value"
 
 
 def test_the_defaults_are_those_of_the_table():
-    """Design §10: nothing set, everything has its documented default."""
+    """Nothing set, everything has its documented default."""
     settings = Settings.from_mapping({}, {})
 
     assert settings == Settings()
@@ -175,7 +175,7 @@ class TestMistakes:
 class TestSecrets:
     @pytest.mark.parametrize("key", ["database_url", "live_database_url", "openai_api_key"])
     def test_a_bad_value_that_may_hold_a_password_is_not_shown(self, key):
-        """Promise 11: errors are logged, so they must not carry what was meant to be secret."""
+        """Errors are logged, so they must not carry what was meant to be secret."""
         bad = [SECRET] if key == "openai_api_key" else SECRET
 
         with pytest.raises(InvalidSetting) as refused:
@@ -198,7 +198,7 @@ class TestSecrets:
         assert "openai/m" in repr(settings)
 
     def test_celery_masks_every_setting_that_can_hold_one(self):
-        """Design §10: Flower's Config tab shows Celery's view of the configuration."""
+        """Flower's Config tab shows Celery's view of the configuration."""
         app = Celery("host", set_as_current=False)
         url = f"postgresql://u:{SECRET}@h/d"
         app.conf.update(think_database_url=url, think_live_database_url=url, think_openai_api_key=SECRET)

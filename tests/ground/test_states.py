@@ -51,7 +51,7 @@ MACHINES = [
 
 @pytest.mark.parametrize(("statuses", "moves", "table"), MACHINES, ids=[row[0].__name__ for row in MACHINES])
 def test_the_moves_are_those_of_the_design(statuses, moves, table):
-    """Design §4: each status, each move out of it, and no other; every status is a plain word."""
+    """Each status, each move out of it, and no other; every status is a plain word."""
     assert [str(status) for status in statuses] == list(table)
     assert {str(status): moves.get(status, frozenset()) for status in statuses} == {
         name: frozenset(targets.split()) for name, targets in table.items()
@@ -60,7 +60,7 @@ def test_the_moves_are_those_of_the_design(statuses, moves, table):
 
 @pytest.mark.parametrize(("statuses", "moves", "table"), MACHINES, ids=[row[0].__name__ for row in MACHINES])
 def test_nothing_leaves_a_terminal_status(statuses, moves, table):
-    """Promise 5: terminal is what has no way out, and only that."""
+    """Terminal is what has no way out, and only that."""
     assert {str(status) for status in statuses if is_terminal(status)} == {
         name for name, targets in table.items() if not targets
     }

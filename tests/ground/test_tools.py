@@ -112,7 +112,7 @@ def named(tools: list[Tool]) -> dict[str, Tool]:
 
 class TestDeclaring:
     def test_a_decorated_function_is_the_plain_function(self):
-        """Called directly, a `@tool` method is the plain method (design §3)."""
+        """Called directly, a `@tool` method is the plain method."""
 
         def plain(order: int) -> int:
             return order + 1
@@ -123,7 +123,7 @@ class TestDeclaring:
         assert Desk("Ada").refund(1, Decimal(2)) == "1: 2"
 
     def test_async_functions_are_refused_where_they_are_written(self):
-        """`async def` tools are refused, with the remedy (design §3)."""
+        """`async def` tools are refused, with the remedy."""
 
         async def fetch() -> None: ...
 
@@ -272,7 +272,7 @@ class TestCollecting:
 
 class TestSchema:
     def test_self_and_context_are_not_in_it_and_descriptions_are(self):
-        """Docstring → description, Args and Field → parameters, defaults shown (design §3)."""
+        """Docstring → description, Args and Field → parameters, defaults shown."""
         look_up, refund, ping, _ = tools_of(Desk("Ada"))
 
         assert look_up.description == "Look up an order.\n\nIt must exist.\n\nReturns:\n    What is known."
@@ -587,7 +587,7 @@ class Mood(enum.Enum):
     ids=lambda value: repr(value).partition(" at 0x")[0][:30],
 )
 def test_a_result_is_anything_that_pydantic_can_dump(value, dumped):
-    """Tool results are looser than steps (promise 8), and clean (FR-37): they are valid JSON and valid UTF-8."""
+    """Tool results are looser than steps, and clean (FR-37): they are valid JSON and valid UTF-8."""
     result = dump_result(value)
 
     assert result == dumped

@@ -76,7 +76,7 @@ def test_nor_does_one_that_all_look_at(sqlite_url: str, by: timedelta) -> None:
 
 
 def test_after_a_suspension_the_database_is_asked(postgres_url: str) -> None:
-    """engine §3: a machine that slept past its lease does nothing before it knows that the work is still its own."""
+    """A machine that slept past its lease does nothing before it knows that the work is still its own."""
     with workers(postgres_url) as rt, workers(postgres_url) as other, working(rt) as (hold, clock):
         clock.slept = 60.0
 

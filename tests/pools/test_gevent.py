@@ -15,7 +15,7 @@ LONG = 2 * LEASE + 3.0
 
 class TestComputing:
     def test_the_lease_is_kept(self, stage: Stage, redis_url: str) -> None:
-        """P8: for two leases and more no other greenlet runs, and no other worker takes the turn."""
+        """For two leases and more no other greenlet runs, and no other worker takes the turn."""
         stage.environment["POOLS_COMPUTE"] = str(LONG)
         begin(
             stage, "threads", redis_url, {"task_default_queue": "another"}

@@ -128,7 +128,7 @@ class TestThreads:
 
 class TestElsewhere:
     def test_another_container_is_not_declared_dead(self, stage: Stage, redis_url: str) -> None:
-        """P11: on the same machine, in a pid namespace of its own: its pid is nobody's here, or another's."""
+        """On the same machine, in a pid namespace of its own: its pid is nobody's here, or another's."""
         log = stage.folder / "elsewhere.log"
         stage.environment["POOLS_REST"] = "5"
         given = environment(stage, redis_url, None, log, CRASH_KIND="threads")

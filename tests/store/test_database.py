@@ -487,7 +487,7 @@ class TestAfterCommit:
         assert "ZeroDivisionError" in caplog.text
 
     def test_the_log_of_a_refused_statement_holds_nothing_that_a_user_wrote(self, db, caplog):
-        """Promise 11: an error of the database says which statement failed, never with which values."""
+        """An error of the database says which statement failed, never with which values."""
         refused = text("INSERT INTO think_no_such_table (words) VALUES (:words)")
         users = {"words": "tulip"}
 

@@ -83,7 +83,7 @@ def finish(
     error: str | None = None,
     output: Any = None,
 ) -> bool:
-    """End a turn in hand: its message, its status, the news of it, the line, and who is next (promise 6).
+    """End a turn in hand: its message, its status, the news of it, the line, and who is next.
 
     False if it had been ended before: then its message is stored, and the line given back, all the same.
 

@@ -292,7 +292,7 @@ class Turn:
     def _finish(
         self, status: SubmissionStatus, *, error: BaseException | None = None, output: Any = None
     ) -> Outcome:
-        """Promise 6: the message, the status, the lease and the workflow's news in one transaction."""
+        """The message, the status, the lease and the workflow's news in one transaction."""
         error_type, text = (None, None) if error is None else describe(error)
         if error is not None and self.answer.step_parts:
             self._rewind()  # the cut text of a failed attempt is no answer
