@@ -146,7 +146,7 @@ class TestAnswer:
         ],
     )
     def test_a_crash_anywhere_asks_the_model_once(self, t: ThinkTest, point: str):
-        """A18, promises 1, 2 and 6: whatever dies where, there is one submission and one answer. One request…
+        """A18: whatever dies where, there is one submission and one answer. One request…
 
         …but for a crash before the turn's end is committed: then the model was asked for nothing that is stored.
         """
