@@ -173,7 +173,8 @@ class SchemaOutdated(ConfigurationError):
     def __str__(self) -> str:
         return (
             f"The database's think_celery schema is at version {self.found or 'none'}, this package needs "
-            f"{self.needed}. Run: think-celery db upgrade"
+            f"{self.needed}. Run: think-celery db upgrade -A YOUR_APP (or, in place of -A, with THINK_DATABASE_URL set "
+            "to this database)"
         )
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from think_celery.clock import SystemClock
-from think_celery.errors import SchemaOutdated
+from think_celery.errors import ConfigurationError, SchemaOutdated
 from think_celery.store import migrate
 from think_celery.store.database import Database
 from think_celery.store.tables import metadata
@@ -137,13 +137,36 @@ class TestUpgrade:
     def test_it_is_all_or_nothing(self, empty):
         """A migration that fails in the middle leaves no table of ours and no version."""
         with empty.engine.begin() as conn:
-            conn.execute(text("CREATE TABLE think_workflows (mine INTEGER)"))
+            conn.execute(text("CREATE TABLE mine (it INTEGER)"))
+            conn.execute(text("CREATE INDEX ix_think_workflows_created ON mine (it)"))
 
         with pytest.raises(DBAPIError, match="already exists"):
             migrate.upgrade(empty.engine)
 
-        assert our_tables(empty.engine) == {"think_workflows"}
+        assert our_tables(empty.engine) == set()
         assert migrate.current(empty.engine) is None
+
+    @pytest.mark.parametrize(
+        ("damage", "told"),
+        [
+            ("UPDATE {table} SET version_num = '0000'", "version '0000'"),
+            ("UPDATE {table} SET version_num = ''", "does not say which version"),
+            ("DELETE FROM {table}", "does not say which version"),
+            ("DROP TABLE {table}", "does not say which version"),
+        ],
+    )
+    def test_a_version_that_can_not_be_trusted_is_told(self, empty, damage, told):
+        """Made up, empty or gone while the tables are there: nothing is changed, and it says what to do."""
+        migrate.upgrade(empty.engine)
+        with empty.engine.begin() as conn:
+            conn.execute(text(damage.format(table=migrate.VERSION_TABLE)))
+        before = dump(empty.engine)
+
+        with pytest.raises(ConfigurationError, match=told) as refused:
+            migrate.upgrade(empty.engine)
+
+        assert "Restore" in str(refused.value)
+        assert dump(empty.engine) == before
 
     def test_a_second_upgrade_changes_nothing(self, db):
         """It may be run at every start."""
@@ -177,7 +200,7 @@ class TestUpgrade:
 class TestEnsure:
     def test_a_database_without_our_schema_is_named_with_the_remedy(self, empty):
         """Without leave to migrate, it says what is missing and what to run, and changes nothing."""
-        with pytest.raises(SchemaOutdated, match=r"at version none.*think-celery db upgrade"):
+        with pytest.raises(SchemaOutdated, match=r"at version none.*think-celery db upgrade -A YOUR_APP"):
             migrate.ensure(empty.engine, migrate=False)
 
         assert our_tables(empty.engine) == set()

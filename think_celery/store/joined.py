@@ -149,7 +149,7 @@ def _check(db: Database, conn: Connection) -> None:
     if not inspect(conn).has_table(submissions.name):
         raise CannotJoin(
             f"{theirs.render_as_string()} has no table {submissions.name!r} where this connection looks for it. "
-            "Run: think-celery db upgrade"
+            "Run: think-celery db upgrade -A YOUR_APP"
         )
     engines.add(conn.engine)
 

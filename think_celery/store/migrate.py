@@ -15,9 +15,10 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from think_celery import forks
 from think_celery.clock import SystemClock
-from think_celery.errors import SchemaOutdated
+from think_celery.errors import ConfigurationError, SchemaOutdated
 from think_celery.store.database import Database
 from think_celery.store.engines import is_busy
+from think_celery.store.tables import metadata
 
 VERSION_TABLE = "think_alembic_version"
 HEAD = "0001"
@@ -61,6 +62,9 @@ def upgrade(target: Engine | URL | str) -> None:
 
     Any number of processes may do this at once: one migrates, the others wait for it and find nothing
     left to do. A database that a newer release has migrated is left as it is.
+
+    Raises:
+        ConfigurationError: Its version is none that this package knows, or is not noted beside the tables.
     """
     if not isinstance(target, Engine):
         database = Database(target, SystemClock())
@@ -73,12 +77,15 @@ def upgrade(target: Engine | URL | str) -> None:
         return
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     with _one_at_a_time, _alone(target) as conn:
-        if not _is_enough(_found(conn)):  # another process may have been first
+        if not _is_enough(found := _found(conn)):  # another process may have been first
+            _refuse_doubtful(conn, found, known)
             config.attributes["connection"] = conn
             command.upgrade(config, "head")
 
@@ -107,6 +114,23 @@ def _version(conn: Connection) -> str | None:
 def _found(conn: Connection) -> str | None:
     """As :func:`current`, in a transaction that must go on when there is no table."""
     return _version(conn) if inspect(conn).has_table(VERSION_TABLE) else None
+
+
+def _refuse_doubtful(conn: Connection, found: str | None, known: set[str]) -> None:
+    """Refuse a database of which nobody can tell what is to be done to it."""
+    if not found and (tables := sorted(set(inspect(conn).get_table_names()) & set(metadata.tables))):
+        raise ConfigurationError(
+            f"The database holds {tables[0]} and other tables of this package, and {VERSION_TABLE} does not say which "
+            "version they have, so nothing was changed. Restore both from one backup. Or write the version into "
+            f"{VERSION_TABLE} (one row, column version_num; this release makes tables of version '{HEAD}'). Or, if "
+            "nothing in them is needed, drop the tables whose names begin with think_, and upgrade again."
+        )
+    if found is not None and found not in known:
+        raise ConfigurationError(
+            f"{VERSION_TABLE} says that the database's schema has version {found!r}, which no release ever made; this "
+            f"one knows {', '.join(sorted(known))}. Nothing was changed. Restore the database from a backup, or write "
+            f"the version that its tables really have into {VERSION_TABLE}."
+        )
 
 
 def _is_enough(found: str | None) -> bool:
