@@ -52,7 +52,9 @@ class _Embedded:
         self._think, self._concurrency = think, concurrency
         self._ready = threading.Event()
         self._failures: list[BaseException] = []
-        self._default: Any = getattr(_state, "default_app")  # noqa: B009 - celery-types don't know it
+        # celery-types know neither of these
+        self._default: Any = getattr(_state, "default_app")  # noqa: B009
+        self._waits_block: bool = getattr(_state, "task_join_will_block")()  # noqa: B009
         self._thread = threading.Thread(target=self._serve, name="think-worker", daemon=True)
 
     def start(self) -> None:
@@ -102,6 +104,8 @@ class _Embedded:
                 self._thread.join(timeout=STOP_SECONDS)
         finally:
             state.should_stop = None
+            # Else Celery takes the whole process for a task for ever, where nobody may wait for a result.
+            getattr(_state, "_set_task_join_will_block")(self._waits_block)  # noqa: B009
             if self._default is not None:
                 self._default.set_default()
             self._think.close()

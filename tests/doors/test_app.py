@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery, _state, current_app
 
 from tests.crash.model import FINAL, answer
 from tests.providers.server import ModelServer
@@ -202,6 +202,7 @@ class TestEmbedded:
                 logging.getLogger().level,
                 (sys.stdout, sys.stderr),
                 current_app._get_current_object(),
+                _state.task_join_will_block(),  # as if the process were a task, where nobody may wait for a result
             ]
 
         before = state()
