@@ -12,6 +12,7 @@ from tests.domain.crowd import Clerk, change, die
 from tests.domain.flows import DESK, begin, flow
 from think_celery.cli import checks
 from think_celery.cli.checks import Finding
+from think_celery.cli.common import Given
 from think_celery.clock import SystemClock
 from think_celery.domain import advance, claims, health, tick
 from think_celery.ids import WorkflowRef
@@ -20,6 +21,7 @@ from think_celery.store import tables
 from think_celery.store.database import Database
 from think_celery.testing import ThinkTest, think_test
 
+GIVEN = Given(app="shop")
 NOBODY = Workers(answered=[], route=lambda task: "celery")
 NOT_ASKED = Workers(answered=None, route=lambda task: "celery")
 ABLE = Worker(
@@ -77,26 +79,26 @@ class TestTheDatabase:
         def at(version: str) -> Finding:
             statement = f"UPDATE think_alembic_version SET version_num = '{version}'"
             t.rt.db.transact(lambda tx: tx.conn.exec_driver_sql(statement))
-            return only(checks.schema(t.rt.db))
+            return only(checks.schema(t.rt.db, GIVEN))
 
-        fine = only(checks.schema(t.rt.db))
+        fine = only(checks.schema(t.rt.db, GIVEN))
         needed = fine.text.split("schema ")[1].split()[0]
         older, newer = at("0000"), at("9999")
         at(needed)
 
         assert (fine.level, older.level, newer.level) == ("ok", "problem", "warning")
-        assert "think-celery db upgrade" in older.text
+        assert "think-celery db upgrade -A shop" in older.text
         assert ("SQLite" in fine.text) != ("PostgreSQL" in fine.text)
 
     def test_one_without_tables_is_a_problem(self, empty_database_url: str) -> None:
         """And says how to make them."""
         db = Database(empty_database_url, SystemClock())
         try:
-            finding = only(checks.schema(db))
+            finding = only(checks.schema(db, GIVEN))
         finally:
             db.dispose()
 
-        assert (finding.level, "think-celery db upgrade" in finding.text) == ("problem", True)
+        assert (finding.level, "think-celery db upgrade -A shop" in finding.text) == ("problem", True)
 
     @pytest.mark.parametrize(("seconds", "how"), [(5, "behind"), (-5, "ahead of"), (0.2, None)])
     def test_a_database_whose_clock_is_another_is_told(
@@ -164,7 +166,7 @@ class TestWaiting:
         begin(t, lambda event, step: step.wait_for_event("a", type="go"))
         t.run_until_idle()
 
-        assert only(checks.waiting(t.rt.db, NOBODY)).level == "ok"
+        assert only(checks.waiting(t.rt.db, NOBODY, GIVEN)).level == "ok"
 
     @pytest.mark.parametrize(
         ("who", "level", "words"),
@@ -181,7 +183,7 @@ class TestWaiting:
         """Because nobody consumes its queue, or nobody there has its class."""
         Clerk("a").submit_messages("Hello", submission_id="s-1")
 
-        finding = only(checks.waiting(t.rt.db, who))
+        finding = only(checks.waiting(t.rt.db, who, GIVEN))
 
         assert finding.level == level
         assert words in finding.text
@@ -201,7 +203,7 @@ class TestWaiting:
         """A run of a version that no worker has is not lost, and says which worker it needs."""
         start(t)
 
-        finding = only(checks.waiting(t.rt.db, who))
+        finding = only(checks.waiting(t.rt.db, who, GIVEN))
 
         assert (finding.level, words in finding.text) == (level, True), finding.text
 
@@ -210,7 +212,7 @@ class TestWaiting:
         ref = start(t)
         change(t.rt, update(tables.workflows).values(status="running", process_id=None))
 
-        finding = only(checks.waiting(t.rt.db, NOBODY))
+        finding = only(checks.waiting(t.rt.db, NOBODY, GIVEN))
 
         assert (finding.check, ref.workflow_id in finding.text) == ("waiting", True)
 
@@ -224,7 +226,7 @@ class TestWaiting:
         )
         start(t)
 
-        found = checks.waiting(t.rt.db, NOBODY)
+        found = checks.waiting(t.rt.db, NOBODY, GIVEN)
 
         assert {each.check for each in found} == {"waiting"}
         assert [(each.text.split(",")[0].split(" wait")[0], "'slow'" in each.text) for each in found] == [
@@ -237,9 +239,9 @@ class TestWaiting:
         """A knock that was due a minute ago was not made: nobody looks, or looking fails."""
         Clerk("a").submit_messages("Hello")
         later(t, seconds=50)
-        before = only(checks.waiting(t.rt.db, one()))
+        before = only(checks.waiting(t.rt.db, one(), GIVEN))
         later(t, seconds=20)
-        after = only(checks.waiting(t.rt.db, one()))
+        after = only(checks.waiting(t.rt.db, one(), GIVEN))
 
         assert (before.level, after.level) == ("ok", "problem")
         assert "more than a minute ago" in after.text
@@ -252,7 +254,7 @@ class TestWaiting:
             later(t, minutes=1)
             tick.run(t.rt)
 
-        finding = only(checks.waiting(t.rt.db, one(busy=busy)))
+        finding = only(checks.waiting(t.rt.db, one(busy=busy), GIVEN))
 
         assert finding.level == level
         assert ("all 4 slots" in finding.text) == (level == "warning")
@@ -264,13 +266,13 @@ class TestWaiting:
         soon = t.clock.now() + timedelta(hours=1)
         change(t.rt, update(tables.submissions).values(not_before=soon, knock_at=soon))
 
-        assert only(checks.waiting(t.rt.db, NOBODY)).level == "ok"
+        assert only(checks.waiting(t.rt.db, NOBODY, GIVEN)).level == "ok"
 
     def test_news_waits_for_its_queue(self, t: ThinkTest) -> None:
         """News goes to the queue of its workflow."""
         news(t)
 
-        finding = only(checks.waiting(t.rt.db, NOBODY))
+        finding = only(checks.waiting(t.rt.db, NOBODY, GIVEN))
 
         assert (finding.check, finding.level) == ("waiting", "problem")
         assert "1 piece of news" in finding.text
@@ -352,10 +354,13 @@ class TestWhatNeedsSomebody:
         t.run_until_idle()
         assert workflow.status == "paused"
 
-        finding = only(checks.paused(t.rt.db))
+        finding = only(checks.paused(t.rt.db, GIVEN))
 
         assert (finding.level, "ReplayMismatch" in finding.text) == ("problem", True)
-        assert f"think-celery workflows resume {workflow.ref.workflow_id} --workflow Flow" in finding.text
+        assert (
+            f"think-celery workflows resume {workflow.ref.workflow_id} --workflow Flow -A shop"
+            in finding.text
+        )
 
     def test_news_that_is_not_taken(self, t: ThinkTest) -> None:
         """After a hundred attempts, with the last error."""

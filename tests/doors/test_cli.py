@@ -4,10 +4,11 @@ import json
 import os
 import pty
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 
 from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent, runtime
 from think_celery.cli import main
+from think_celery.cli.common import Given
 from think_celery.cli.common import shown as as_shown
 from think_celery.cli.plain import plain_value
 from think_celery.domain import conversation
@@ -350,6 +352,38 @@ class TestDatabase:
         assert [upgraded.exit_code, again.exit_code] == [0, 0]
         assert after["up_to_date"] is True
         assert after["version"] == after["needed"]
+
+    def test_a_newer_schema_is_said_to_be_newer(self, sqlite_url: str) -> None:
+        """Neither that it is at this package's version nor that something was done."""
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as conn, conn:
+            conn.execute("UPDATE think_alembic_version SET version_num = '9999'")
+
+        upgraded = run("db", "upgrade", "--database-url", sqlite_url)
+        current = run("db", "current", "--database-url", sqlite_url)
+
+        assert (upgraded.exit_code, current.exit_code) == (0, 0)
+        assert "is at version 9999, newer than" in upgraded.stdout
+        assert "nothing was done" in upgraded.stdout
+        assert "9999 (newer than" in current.stdout
+
+    @pytest.mark.parametrize(
+        ("given", "printed"),
+        [
+            (Given(), "think-celery db upgrade"),
+            (Given(app="shop"), "think-celery db upgrade -A shop"),
+            (
+                Given(app="shop", database_url="sqlite:///my shop.db"),
+                "think-celery db upgrade -A shop --database-url 'sqlite:///my shop.db'",
+            ),
+            *(
+                (Given(database_url=url), "think-celery db upgrade (with the same --database-url)")
+                for url in ("postgresql://u:secret@db/x", "postgresql://db/x?password=secret", "secret")
+            ),
+        ],
+    )
+    def test_a_command_that_is_told_has_the_options_that_were_given(self, given: Given, printed: str) -> None:
+        """Typed as it is printed, it meets the same database; no password is printed."""
+        assert given.command("db upgrade") == printed
 
     def test_looking_makes_no_database(self, tmp_path: Path) -> None:
         """In a wrong folder the commands say so, and leave no empty file behind."""

@@ -1,5 +1,6 @@
 """`think-celery doctor`: what it finds on real servers and workers, in words that say what to do, in ten seconds."""
 
+import importlib
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from click.testing import CliRunner
 
 from tests import servers
 from tests.providers.server import ModelServer, Response, json_response, stream, text_frames, tool_call_frames
-from think_celery import Think, inspection, runtime
+from think_celery import Think, agent, inspection, runtime
 from think_celery.cli import checks, diagnosis, main
 from think_celery.cli.checks import Finding
 from think_celery.cli.doctor import lines
@@ -33,6 +34,15 @@ from think_celery.testing import think_test
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 60.0
 SECRET = "tulip"
+
+
+SETTINGS_SHOP = """
+from celery import Celery
+from think_celery import ThinkCelery
+app = Celery("{name}", broker="memory://", set_as_current=False)
+{line}
+ThinkCelery(app)
+"""
 
 
 class DoctorAgent(Think):
@@ -47,7 +57,7 @@ def own_default() -> Iterator[None]:
     yield
     made = runtime.set_current(before)
     if made is not None and made is not before and not isinstance(made, runtime.Runtime):
-        with suppress(ThinkError):  # a command that could not make one
+        with suppress(ThinkError, ImportError):  # a command that could not make one
             made().close()
 
 
@@ -142,6 +152,48 @@ class TestWhatItSays:
         assert "can't be reached" in said.text("broker")
         assert list(said.findings) == ["settings", "broker"]
 
+    def test_a_module_of_the_environment_is_named_with_its_variable(
+        self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One finds it where it is set; other commands say it in one line, too."""
+        (tmp_path / "envshop.py").write_text(SETTINGS_SHOP.format(name="envshop", line=""))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("THINK_IMPORTS", "nosuch.mod")
+
+        said = doctor("-A", "envshop", "--database-url", sqlite_url)
+        other = CliRunner().invoke(main, ["db", "upgrade", "-A", "envshop", "--database-url", sqlite_url])
+
+        assert "THINK_IMPORTS names nosuch.mod" in said.text("settings")
+        assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
+        assert "THINK_IMPORTS names nosuch.mod" in other.stderr
+
+    def test_a_configuration_that_can_not_be_loaded_is_one_finding(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Celery imports what config_from_object names at the first look into its settings, and may fail there."""
+        line = "app.config_from_object('nosuch.conf')"
+        (tmp_path / "confshop.py").write_text(SETTINGS_SHOP.format(name="confshop", line=line))
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        said = doctor("-A", "confshop")
+        other = CliRunner().invoke(main, ["db", "current", "-A", "confshop"])
+
+        assert (said.exit_code, list(said.findings)) == (1, ["settings"])
+        assert "No module named 'nosuch'" in said.text("settings")
+        assert (other.exit_code, other.stderr.count("\n")) == (2, 1)
+
+    def test_what_it_tells_to_run_names_the_app(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Typed as it is printed, it meets this app's database and not another."""
+        line = f"app.conf.think_database_url = 'sqlite:///{tmp_path / 'none.db'}'"
+        (tmp_path / "toldshop.py").write_text(SETTINGS_SHOP.format(name="toldshop", line=line))
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        said = doctor("-A", "toldshop")
+
+        assert said.text("database").endswith("Run: think-celery db upgrade -A toldshop")
+
     def test_a_module_that_can_not_be_imported_hides_nothing(self, sqlite_url: str, tmp_path: Path) -> None:
         """The settings are valid, so the database that was named is looked at."""
         (tmp_path / "importshop.py").write_text(
@@ -154,7 +206,7 @@ class TestWhatItSays:
             said = doctor("-A", "importshop", "--database-url", sqlite_url)
 
         assert (said.level("settings"), said.level("database")) == ("problem", "ok")
-        assert "no_such_module_of_the_shop" in said.text("settings")
+        assert "think_imports names no_such_module_of_the_shop" in said.text("settings")
         assert sqlite_url.removeprefix("sqlite:///") in said.text("database")
 
     def test_a_check_that_fails_itself_is_a_problem_and_hides_no_other(
@@ -162,7 +214,7 @@ class TestWhatItSays:
     ) -> None:
         """It is told by its type and place, for its text may hold what a row holds."""
 
-        def broken(db: Any) -> Any:
+        def broken(db: Any, given: Any) -> Any:
             raise RuntimeError(SECRET)
 
         monkeypatch.setattr(checks, "paused", broken)
@@ -276,6 +328,60 @@ def test_the_sample_of_the_how_to_is_what_it_prints(sqlite_url: str) -> None:
 # --- a model --------------------------------------------------------------------------------------
 
 GOOD = {"title": "The export is empty", "severity": "high"}
+
+
+@pytest.fixture
+def only_these(monkeypatch: pytest.MonkeyPatch) -> runtime.Registry[Any]:
+    """A process in which no agent class was imported yet."""
+    fresh: runtime.Registry[Any] = runtime.Registry("agent class")
+    monkeypatch.setattr(agent, "agent_classes", fresh)
+    # `think_celery.cli.main` has put the command over its module.
+    monkeypatch.setattr(importlib.import_module("think_celery.cli.doctor"), "agent_classes", fresh)
+    return fresh
+
+
+class TestModelsOfClasses:
+    """Turns that must fail are told of before anybody submits one."""
+
+    SHOP = (
+        "\nfrom think_celery import Think\n"
+        "class Nameless(Think):\n    pass\n"
+        "class Keyless(Think):\n    model = 'openai/some-model'\n"
+        "class Chooses(Think):\n    def get_model(self):\n        raise RuntimeError\n"
+    )
+
+    @pytest.fixture
+    def shop(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_these: Any) -> str:
+        name = f"modelshop{tmp_path.name.replace('-', '_')}"
+        (tmp_path / f"{name}.py").write_text(SETTINGS_SHOP.format(name=name, line="") + self.SHOP)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        return name
+
+    def test_each_class_without_one_is_warned_of(self, shop: str, sqlite_url: str) -> None:
+        """None was named, or its key is missing here; a class that chooses in its turns is not asked."""
+        said = doctor("-A", shop, "--database-url", sqlite_url)
+
+        assert [level for level, _ in said.findings["models"]] == ["warning", "warning"]
+        keyless, nameless = (text for _, text in said.findings["models"])
+        assert ("Keyless" in keyless, "OPENAI_API_KEY" in keyless) == (True, True)
+        assert ("Nameless" in nameless, "think_model" in nameless) == (True, True)
+        assert "Chooses" not in said.text("models")
+        assert "that of the workers may differ" in keyless
+
+    def test_the_settings_of_all_classes_count(
+        self, shop: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """think_model for those that name none, and the key."""
+        monkeypatch.setenv("THINK_MODEL", "openai/another")
+        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+
+        said = doctor("-A", shop, "--database-url", sqlite_url)
+
+        assert (said.level("models"), SECRET in said.output) == ("ok", False)
+
+    def test_without_an_app_nothing_is_said_of_classes(self, sqlite_url: str) -> None:
+        """None were imported, so none are known."""
+        assert "models" not in doctor("--database-url", sqlite_url).findings
 
 
 class TestAModel:

@@ -3,11 +3,13 @@
 Each check answers in findings, which ``think-celery doctor`` shows. Looking changes nothing.
 """
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from think_celery.cli.common import Given
 from think_celery.clock import Clock
 from think_celery.domain import advance, claims, knocks
 from think_celery.ids import WorkflowRef
@@ -60,15 +62,15 @@ def problem(check: str, text: str) -> Finding:
 # --- the database itself --------------------------------------------------------------------------
 
 
-def schema(db: Database) -> list[Finding]:
+def schema(db: Database, given: Given) -> list[Finding]:
     """Whether the database answers, and has the tables that this release needs."""
     found, needed = migrate.current(db.engine), migrate.head()
     where = f"{'PostgreSQL' if db.on_postgres else 'SQLite'}, {db.url.render_as_string(hide_password=True)}"
     if found is None:
-        return [problem("database", f"{where}: it has no tables of ours. Run: think-celery db upgrade")]
+        return [problem("database", f"{where}: it has no tables of ours. Run: {given.command('db upgrade')}")]
     if found < needed:
-        text = f"{where}: schema {found} is older than {needed}, so workers do nothing. Run: think-celery db upgrade"
-        return [problem("database", text)]
+        text = f"{where}: schema {found} is older than {needed}, so workers do nothing. Run:"
+        return [problem("database", f"{text} {given.command('db upgrade')}")]
     if found > needed:
         text = f"{where}: schema {found} is newer than {needed}. It serves; upgrade think-celery here, too."
         return [warning("database", text)]
@@ -141,7 +143,7 @@ class _Group:
     lacks: str
 
 
-def waiting(db: Database, workers: Workers) -> list[Finding]:
+def waiting(db: Database, workers: Workers, given: Given) -> list[Finding]:
     """What waits for a worker, and which of it waits in vain."""
     now, turns, runs, news = db.read(
         lambda tx: (
@@ -156,7 +158,7 @@ def waiting(db: Database, workers: Workers) -> list[Finding]:
         *(_of_runs(row, workers) for row in runs),
         *(_of_news(row, workers) for row in news),
     ]
-    found = [finding for group in groups if (finding := _why(group, workers, now)) is not None]
+    found = [finding for group in groups if (finding := _why(group, workers, now, given)) is not None]
     total = sum(group.row.count for group in groups)
     return found or [ok("waiting", f"{_count(total, 'row')} for a worker, none of them in vain.")]
 
@@ -197,7 +199,7 @@ def _of_news(row: Any, workers: Workers) -> _Group:
     )
 
 
-def _why(group: _Group, workers: Workers, now: datetime) -> Finding | None:
+def _why(group: _Group, workers: Workers, now: datetime, given: Given) -> Finding | None:
     """Why these rows wait in vain; ``None`` where they don't."""
     row = group.row
     head = f"{group.what} {'waits' if row.count == 1 else 'wait'} in the queue {group.queue!r}"
@@ -205,7 +207,7 @@ def _why(group: _Group, workers: Workers, now: datetime) -> Finding | None:
     if workers.answered is not None:
         listeners = workers.listening_to(group.queue)
         if not listeners:
-            remedy = f"no worker that answered listens to it. Start one: celery -A YOUR_APP worker -Q {group.queue}"
+            remedy = f"no worker that answered listens to it. Start one: {given.worker(group.queue)}"
             return problem("waiting", f"{head}, and {remedy}{tail}")
         able = [each for each in listeners if group.serves(each)]
         if not able:
@@ -262,18 +264,23 @@ def _restless(name: str, row: Any, most: int, most_takeovers: int) -> str:
     )
 
 
-def paused(db: Database) -> list[Finding]:
+def paused(db: Database, given: Given) -> list[Finding]:
     """Workflows that have stopped until somebody resumes them."""
     found = [
         problem(
             "paused",
             f"Workflow {WorkflowRef(row.workflow, row.workflow_id)} is paused ({row.error_type or 'no error'}). Deploy "
-            f"code that fits its journal (think-celery workflows show {row.workflow_id}), then run: think-celery "
-            f"workflows resume {row.workflow_id} --workflow {row.workflow}",
+            f"code that fits its journal ({given.command(f'workflows show {_one(row)}')}), then run: "
+            f"{given.command(f'workflows resume {_one(row)}')}",
         )
         for row in db.read(lambda tx: rows.paused_runs(tx, SHOWN + 1))
     ]
     return _some(found, "paused") or [ok("paused", "No workflow is paused.")]
+
+
+def _one(row: Any) -> str:
+    """The workflow as commands take it."""
+    return f"{shlex.quote(row.workflow_id)} --workflow {shlex.quote(row.workflow)}"
 
 
 def undelivered(db: Database) -> list[Finding]:

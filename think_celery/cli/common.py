@@ -2,13 +2,16 @@
 
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 from celery import Celery
@@ -73,6 +76,14 @@ class Unusable(Failure):
     exit_code = 2
 
 
+class Unsound(Unusable):
+    """The app is there, and a module that its settings name is not; *think* is it, where it can be used even so."""
+
+    def __init__(self, message: str, think: ThinkCelery | None = None) -> None:
+        super().__init__(message)
+        self.think = think
+
+
 def failure_of(error: ThinkError) -> Failure:
     """An error of ours for the terminal."""
     given = isinstance(error, ConfigurationError | InvalidValue)
@@ -99,11 +110,46 @@ def json_option(command: F) -> F:
     return click.option("as_json", "--json", is_flag=True, help="Print JSON, for programs.")(command)
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The app and the database that a command was given, for the commands that it tells its reader to run."""
+
+    app: str | None = None
+    database_url: str | None = None
+
+    def command(self, words: str) -> str:
+        """``think-celery`` with these *words* and the same options, to be typed as it is printed.
+
+        A URL with a password is not printed; it is said that it belongs there.
+        """
+        named = [] if self.app is None else ["-A", shlex.quote(self.app)]
+        if self.database_url is not None and _is_secret(self.database_url):
+            named += ["(with the same --database-url)"]
+        elif self.database_url is not None:
+            named += ["--database-url", shlex.quote(self.database_url)]
+        return " ".join(["think-celery", words, *named])
+
+    def worker(self, *queues: str) -> str:
+        """The command that starts a worker of this app, for these queues or those of its settings."""
+        app = "YOUR_APP" if self.app is None else shlex.quote(self.app)
+        return f"celery -A {app} worker" + (f" -Q {shlex.quote(','.join(queues))}" if queues else "")
+
+
+def _is_secret(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True
+    # Drivers take passwords from the query, too; and who knows what is in a thing that is no URL.
+    return not parts.scheme or parts.password is not None or bool(parts.query)
+
+
 def celery_app(name: str) -> Celery:
     """The user's Celery app of that name.
 
     Raises:
         Unusable: There is none.
+        Unsound: Its configuration can't be loaded.
     """
     try:
         found = find_app(name)
@@ -114,12 +160,23 @@ def celery_app(name: str) -> Celery:
         ) from error
     if not isinstance(found, Celery):
         raise Unusable(f"--app {name}: that is {type(found).__name__}, not a Celery app.")
+    try:
+        found.conf.broker_url  # noqa: B018 - what config_from_object names is imported at the first look
+    except Exception as error:
+        raise Unsound(
+            f"--app {name}: its configuration can't be loaded: {type(error).__name__}: {error}. See what its "
+            "config_from_object() names."
+        ) from error
     return found
 
 
 def _reason(name: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
         return "there is no such module"
+    return _raised(error)
+
+
+def _raised(error: Exception) -> str:
     raised_in = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({raised_in.filename}, line {raised_in.lineno})"
 
@@ -143,17 +200,44 @@ def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
             "THINK_DATABASE_URL instead."
         )
     if app is not None:
-        celery.loader.import_default_modules()  # and with them those of think_imports
+        _import_modules(think)
     return think
+
+
+def _import_modules(think: ThinkCelery) -> None:
+    """Import what a worker of this app would, with its agents and workflows.
+
+    Raises:
+        Unsound: A module can't be imported; the text names it, and the setting that names it.
+    """
+    try:
+        think.app.loader.import_default_modules()  # and with them those of think_imports
+    except Exception as error:  # whatever a user's module raises
+        text = f"{_broken_import(think)} can't be imported: {_raised(error)}."
+        raise Unsound(f"{text} Workers don't start so.", think) from error
+
+
+def _broken_import(think: ThinkCelery) -> str:
+    """The first module that can't be imported, and the setting that names it."""
+    conf = think.app.conf
+    ours = "think_imports" if conf.get("think_imports") else "THINK_IMPORTS"
+    named = {ours: think.runtime.settings.imports, "imports": conf.imports, "include": conf.include}
+    for setting, modules in named.items():
+        for module in modules:
+            try:
+                think.app.loader.import_from_cwd(module)
+            except Exception:
+                return f"The setting {setting} names {module}, which"
+    return "A module of the app"
 
 
 def runtime_of(app: str | None, database_url: str | None) -> Runtime:
     """The runtime of :func:`think_of`, to look into a database that is there."""
-    return look_into(think_of(app, database_url))
+    return look_into(think_of(app, database_url), Given(app, database_url))
 
 
-def look_into(think: ThinkCelery) -> Runtime:
-    """The runtime of *think*, whose database is there.
+def look_into(think: ThinkCelery, given: Given) -> Runtime:
+    """The runtime of *think*, whose database is there; *given* is what the command was given.
 
     Raises:
         Unusable: The SQLite file is not there; using it would make an empty one.
@@ -162,7 +246,7 @@ def look_into(think: ThinkCelery) -> Runtime:
     if missing := missing_file(rt.db.url):
         raise Unusable(
             f"There is no database {missing}. Name yours with --database-url or --app, or make one: "
-            "think-celery db upgrade"
+            f"{given.command('db upgrade')}"
         )
     return rt
 

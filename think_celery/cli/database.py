@@ -4,6 +4,7 @@ import click
 
 from think_celery.cli.common import (
     Failure,
+    Given,
     Group,
     Unusable,
     app_options,
@@ -29,9 +30,11 @@ def db() -> None:
 @app_options
 def upgrade(app: str | None, database_url: str | None) -> None:
     """Bring the schema to the version that this package needs. Any number of processes may do so at once."""
-    url = think_of(app, database_url).runtime.db.url
-    migrate.upgrade(url)
-    click.echo(f"{url.render_as_string(hide_password=True)} is at version {migrate.head()}.")
+    database = think_of(app, database_url).runtime.db
+    migrate.upgrade(database.url)
+    found, ours = _version(database), migrate.head()
+    newer = "" if found == ours else f", newer than this package's {ours}. It serves; nothing was done"
+    click.echo(f"{database.url.render_as_string(hide_password=True)} is at version {found}{newer}.")
 
 
 @db.command()
@@ -45,9 +48,14 @@ def current(ctx: click.Context, app: str | None, database_url: str | None, as_js
     if as_json:
         print_json({"version": found, "needed": needed, "up_to_date": enough})
     else:
-        state = "up to date" if enough else f"{needed} is needed; run: think-celery db upgrade"
-        click.echo(f"{found or 'no schema'} ({state})")
+        click.echo(f"{found or 'no schema'} ({_state(found, needed, Given(app, database_url))})")
     ctx.exit(0 if enough else Failure.exit_code)
+
+
+def _state(found: str | None, needed: str, given: Given) -> str:
+    if found is None or found < needed:
+        return f"{needed} is needed; run: {given.command('db upgrade')}"
+    return "up to date" if found == needed else f"newer than {needed}, which this package needs; it serves"
 
 
 def _version(database: Database) -> str | None:
@@ -67,7 +75,7 @@ def _version(database: Database) -> str | None:
 def tick(app: str | None, database_url: str | None, as_json: bool) -> None:
     """Look once after what is due or lost, and knock for it. Workers do this by themselves each second."""
     think = think_of(app, database_url)
-    rt = look_into(think)
+    rt = look_into(think, Given(app, database_url))
     if is_in_memory(think.app):
         raise Unusable(
             "A tick knocks for work through the broker, and memory:// ends with this command. Name your app with "

@@ -12,7 +12,7 @@ from think_celery import brokers, inspection
 from think_celery.app import ThinkCelery
 from think_celery.cli import checks
 from think_celery.cli.checks import Finding, ok, problem, warning
-from think_celery.cli.common import missing_file
+from think_celery.cli.common import Given, missing_file
 from think_celery.clock import SystemClock
 from think_celery.domain import knocks
 from think_celery.errors import ThinkError
@@ -123,8 +123,8 @@ class Diagnosis:
     With the name of a *worker* it is about that worker alone, and says nothing of the rows.
     """
 
-    def __init__(self, think: ThinkCelery, worker: str | None = None) -> None:
-        self._think, self._app, self._worker = think, think.app, worker
+    def __init__(self, think: ThinkCelery, given: Given, worker: str | None = None) -> None:
+        self._think, self._app, self._worker, self._given = think, think.app, worker, given
         self._findings: list[Finding] = []
 
     def findings(self) -> list[Finding]:
@@ -153,10 +153,11 @@ class Diagnosis:
         def look() -> list[Finding]:
             rt = self._think.runtime
             if missing := missing_file(rt.db.url):
-                return [problem("database", f"There is no database {missing}. Run: think-celery db upgrade")]
+                remedy = self._given.command("db upgrade")
+                return [problem("database", f"There is no database {missing}. Run: {remedy}")]
             # Not the runtime's own, which would migrate SQLite first.
             db = Database(rt.db.url, _clock, busy_timeout=rt.settings.busy_timeout)
-            found = checks.schema(db)
+            found = checks.schema(db, self._given)
             made.append(db)
             return found
 
@@ -170,9 +171,9 @@ class Diagnosis:
             "clock": lambda: checks.clocks(db, _clock),
             "ticks": lambda: checks.passes(db),
             "leases": lambda: checks.leases(db),
-            "waiting": lambda: checks.waiting(db, workers),
+            "waiting": lambda: checks.waiting(db, workers, self._given),
             "attempts": lambda: checks.dying(db, self._think.runtime.settings.max_attempts),
-            "paused": lambda: checks.paused(db),
+            "paused": lambda: checks.paused(db, self._given),
             "news": lambda: checks.undelivered(db),
         }
         for check, look in looks.items():
@@ -226,7 +227,7 @@ class Diagnosis:
         if not workers and self._worker is not None:
             return [problem("workers", f"{self._worker} does not answer through this broker. Restart it.")]
         if not workers:
-            text = "No worker answers through this broker. Start one: celery -A YOUR_APP worker"
+            text = f"No worker answers through this broker. Start one: {self._given.worker()}"
             return [problem("workers", f"{text} (One in the solo pool answers only between two tasks.)")]
         found = [
             problem(
@@ -271,7 +272,7 @@ class Diagnosis:
             return [problem("queues", text)]
         text = (
             f"No worker that answered listens to {', '.join(deaf)}: what is sent there waits. Start one: "
-            f"celery -A YOUR_APP worker -Q {','.join(deaf)}"
+            f"{self._given.worker(*deaf)}"
         )
         return [warning("queues", text) if heard else problem("queues", text)]
 

@@ -7,14 +7,26 @@ import click
 from celery import Celery
 
 from think_celery import providers
+from think_celery.agent import Think
 from think_celery.app import ThinkCelery
-from think_celery.cli.checks import Finding, ok, problem
-from think_celery.cli.common import Failure, app_options, celery_app, json_option, print_json, think_of
+from think_celery.cli.checks import Finding, ok, problem, warning
+from think_celery.cli.common import (
+    Failure,
+    Given,
+    Unsound,
+    app_options,
+    celery_app,
+    json_option,
+    print_json,
+    think_of,
+)
 from think_celery.cli.diagnosis import Diagnosis, checked, reach
 from think_celery.clock import SystemClock
 from think_celery.domain.audition import audition
 from think_celery.errors import ModelError, ThinkError
 from think_celery.memory import default_to_memory
+from think_celery.protocols import Model
+from think_celery.runtime import agent_classes
 from think_celery.settings import Settings
 
 MODEL_SECONDS = 90.0
@@ -51,12 +63,16 @@ def doctor(
     model, and to nothing else.
     """
     think, found = _wired(app, database_url)
-    if model is not None:
+    if think is None:
+        pass  # without its configuration nothing of it is known
+    elif model is not None:
         found = [each for each in found if each.level == "problem"] or checked(
             "model", MODEL_SECONDS, lambda: _look_at_model(model, think.runtime.settings)
         )
     elif _is_usable(think):
-        found += Diagnosis(think, worker).findings()
+        if app is not None and worker is None:
+            found += _look_at_classes(think.runtime.settings)
+        found += Diagnosis(think, Given(app, database_url), worker).findings()
     else:
         found += reach(think.app)
     ill = any(each.level == "problem" for each in found)
@@ -73,21 +89,20 @@ def lines(found: Sequence[Finding]) -> list[str]:
     return [f"{each.level:<7}  {each.check:<{width}}  {' '.join(each.text.split())}" for each in found]
 
 
-def _wired(app: str | None, database_url: str | None) -> tuple[ThinkCelery, list[Finding]]:
+def _wired(app: str | None, database_url: str | None) -> tuple[ThinkCelery | None, list[Finding]]:
     """The app with its settings and modules; a fault in those is a finding like any other."""
     try:
         return think_of(app, database_url), [ok("settings", "All settings are valid.")]
+    except Unsound as error:
+        return error.think, [problem("settings", error.message)]
     except click.ClickException:  # there is no such app, or not that database: nothing to look at
         raise
-    except Exception as error:
+    except ThinkError as error:
         celery = Celery("think_celery_cli", set_as_current=False) if app is None else celery_app(app)
         default_to_memory(celery)
         if database_url is not None:  # else another database would be looked at
             celery.conf["think_database_url"] = database_url
-        if isinstance(error, ThinkError):
-            return ThinkCelery(celery), [problem("settings", str(error))]
-        text = f"A module of {app} can't be imported: {type(error).__name__}: {error}"
-        return ThinkCelery(celery), [problem("settings", text)]
+        return ThinkCelery(celery), [problem("settings", str(error))]
 
 
 def _is_usable(think: ThinkCelery) -> bool:
@@ -98,13 +113,40 @@ def _is_usable(think: ThinkCelery) -> bool:
         return False
 
 
-# --- a model --------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
+
+
+def _look_at_classes(settings: Settings) -> list[Finding]:
+    """Whether each agent class that the app imports has a model; one that chooses it in a turn can't be asked."""
+    faulty: dict[str, list[str]] = {}
+    for name in agent_classes.names():
+        try:
+            cls = agent_classes.get(name)
+            if cls.get_model is Think.get_model:
+                _model_of(cls.model or settings.model, settings)
+        except ThinkError as error:
+            faulty.setdefault(str(error), []).append(name)
+    if not agent_classes.names():
+        return []
+    found = [
+        warning(
+            "models",
+            f"Every turn of {', '.join(names)} would fail in this environment (that of the workers may differ). "
+            f"{fault}",
+        )
+        for fault, names in faulty.items()
+    ]
+    return found or [ok("models", "Each agent class that the app imports has one.")]
+
+
+def _model_of(name: str | Model | None, settings: Settings) -> Model:
+    return providers.resolve(
+        name, openai_api_key=settings.openai_api_key, openai_base_url=settings.openai_base_url
+    )
 
 
 def _look_at_model(name: str, settings: Settings) -> list[Finding]:
-    model = providers.resolve(
-        name, openai_api_key=settings.openai_api_key, openai_base_url=settings.openai_base_url
-    )
+    model = _model_of(name, settings)
     began = _clock.elapsed()
     try:
         fault = audition(model, settings)
