@@ -59,14 +59,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(at: Place, names: Sequence[str], size: Size) -> tuple[list[Row], bool]:
-    """The rows of these measurements, and whether all of them succeeded."""
+    """The rows of these measurements, and whether all of them succeeded. A tiny run is too short to judge by."""
     rows: list[Row] = []
     whole = True
     for name in names:
         began = time.monotonic()
         try:
             for row in MEASUREMENTS[name](at, size):
-                rows.append(dataclasses.replace(row, measurement=name))
+                budget = None if size.name == "tiny" else row.budget
+                rows.append(dataclasses.replace(row, measurement=name, budget=budget))
         except Exception:  # the others are worth having; the command still fails
             traceback.print_exc()
             whole = False

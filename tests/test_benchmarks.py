@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import fill, report
 from benchmarks.figures import SIZES, Row, at_least, at_most, in_turn, ratio_at_least, ratio_at_most
-from benchmarks.place import Place, place, threads
+from benchmarks.place import ROOT, Place, place, threads
 from benchmarks.project import Answer1, Nobodys, Waiter
 from think_celery.ids import AgentRef, WorkflowRef
 
@@ -55,6 +57,16 @@ class TestMeasurements:
         assert ([row.what for row in rows], whole) == (["good"], False)
         assert "the disk is full" in capsys.readouterr().err
 
+    @pytest.mark.parametrize(("size", "judged"), [("tiny", False), ("quick", True)])
+    def test_a_tiny_run_is_not_judged(self, at, monkeypatch, size, judged):
+        """Its figures mean nothing, so they keep no budget and miss none."""
+        missed = Row(what="slow", unit="/s", ours=[1.0], budget=at_least(2, "/s"))
+        monkeypatch.setattr(command, "MEASUREMENTS", {"slow": lambda *_: iter([missed])})
+
+        (row,), _ = command.measure(at, ["slow"], SIZES[size])
+
+        assert row.met is (False if judged else None)
+
     def test_filled_rows_are_as_the_engine_makes_them(self, at):
         """All but ids, names and due times is what a row of the engine has; keys are computed as it computes them."""
         with at.scene() as scene, scene.worker(threads(SIZES["tiny"])):
@@ -85,6 +97,16 @@ class TestMeasurements:
             assert row("think_submissions", "id = %s", real) == row(
                 "think_submissions", "agent_id = %s", waiting
             )
+
+
+def test_without_the_drivers_it_names_what_to_install():
+    """One line, before anything is imported that would fail."""
+    code = "import runpy, sys; sys.modules['psycopg'] = None; runpy.run_module('benchmarks', run_name='__main__')"
+
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
+    assert "pip install -e '.[dev]'" in ran.stderr
 
 
 class TestTheTable:
