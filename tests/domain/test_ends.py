@@ -7,6 +7,7 @@ import pytest
 
 from tests.domain.crowd import (
     Clerk,
+    at_once,
     die,
     echo,
     forget_knock,
@@ -43,6 +44,14 @@ def submit(*names, agent="a"):
 
 def statuses(t, *names):
     return [str(row(t.rt, name).status) for name in names]
+
+
+def cancel_elsewhere(t, name):
+    """Cancel it in another thread, and say whether that waits for somebody."""
+    cancelling = threading.Thread(target=Clerk("a").cancel_submission, args=(name,), daemon=True)
+    cancelling.start()
+    cancelling.join(5)
+    return cancelling.is_alive()
 
 
 class TestEndsThatCross:
@@ -94,17 +103,49 @@ class TestEndsThatCross:
         assert row(queue.rt, "three").knock_at is not None
 
     def test_two_callers_cancel_neighbours(self, queue):
-        """No deadlock between two open transactions that cancel one each; the third is looked after."""
+        """Whoever ends the head does not wait for a caller who has the next one, and may want the head as well."""
         with transaction(queue.rt) as first:
             Clerk("a").cancel_submission("two")
-            crossing = threading.Thread(target=Clerk("a").cancel_submission, args=("one",))
-            crossing.start()
-            wait_for_lock(queue.rt)
+            waited = cancel_elsewhere(queue, "one")
+            again = Clerk("a").cancel_submission("one")
             first.commit()
-        crossing.join(10)
+        queue.clock.advance(timedelta(seconds=3))
+        tick.run(queue.rt)
 
+        assert (waited, again) == (False, False)
         assert statuses(queue, "one", "two", "three") == ["aborted", "aborted", "pending"]
         assert row(queue.rt, "three").knock_at is not None
+
+    def test_the_next_one_s_caller_thinks_better_of_it(self, queue):
+        """The end of the head is remembered, pass by pass, until the caller who has the next one is done."""
+        with transaction(queue.rt) as first:
+            Clerk("a").cancel_submission("two")
+            cancel_elsewhere(queue, "one")
+            for _ in range(3):
+                queue.clock.advance(timedelta(seconds=3))
+                tick.run(queue.rt)
+            # What is remembered by it would be lost.
+            (deleted,) = at_once(1, lambda _: Clerk("a").delete_submission("one"))
+            first.rollback()
+        queue.lose_messages()
+        queue.clock.advance(timedelta(seconds=3))
+
+        tick.run(queue.rt)
+
+        assert not deleted
+        assert [knock.task_id for knock in queue._knocks] == ["two"]
+        assert row(queue.rt, "one").knock_at is None
+        assert Clerk("a").delete_submission("one")
+
+    def test_a_head_that_can_be_expected_keeps_nobody_from_deleting(self, queue):
+        """Who deletes the end by which the next one is to be found sees to that one instead."""
+        with transaction(queue.rt) as first:
+            Clerk("a").cancel_submission("two")
+            cancel_elsewhere(queue, "one")
+            first.rollback()
+
+        assert Clerk("a").delete_submission("one")
+        assert row(queue.rt, "two").knock_at is not None
 
     def test_the_first_of_two_that_cross(self, queue):
         """The same with the head cancelled first, by a transaction that is still open."""
@@ -132,10 +173,12 @@ class TestEndsThatCross:
             first.execute(tables.submissions.select().where(mine).with_for_update())
             crossing = threading.Thread(target=cross)
             crossing.start()
-            wait_for_lock(queue.rt)
+            crossing.join(10)
             Clerk("a").cancel_submission("two")
             first.commit()
         crossing.join(10)
+        queue.clock.advance(timedelta(seconds=3))
+        tick.run(queue.rt)
 
         assert statuses(queue, "one", "two", "three") == ["aborted", "aborted", "pending"]
         assert row(queue.rt, "three").knock_at is not None

@@ -26,18 +26,20 @@ def knock_head(rt: Runtime, agent_id: str) -> None:
         rt.knock(knocks.for_submission(head))
 
 
-def expect_next(rt: Runtime, tx: Tx, agent_id: str) -> None:
-    """Let the agent's head be knocked after this transaction, by us at once and else by the tick."""
-    heads.expect_knock(tx, agent_id)
-    tx.after_commit(lambda: knock_head(rt, agent_id))
+def expect_next_after(rt: Runtime, tx: Tx, row: Any) -> None:
+    """Let the head that follows this ended one be knocked after this transaction, by us at once and else by the tick.
+
+    Where a caller has that head locked (it cancels it, and has not committed) it is not waited for: two callers
+    could wait for each other. The ended row stays for the tick to look for the head again.
+    """
+    if not heads.expect_knock(tx, row.agent_id):
+        heads.look_later(tx, row.seq)
+    tx.after_commit(lambda: knock_head(rt, row.agent_id))
 
 
 def expect_next_on(rt: Runtime, tx: Tx, agent_id: str) -> None:
-    """The same for whoever has the agent's line locked, and must not wait for a caller's open transaction.
-
-    Where a caller has the head locked (it cancels it, and has not committed), the tick looks at the line again.
-    """
-    if not heads.expect_knock(tx, agent_id, patient=False):
+    """The same for whoever has the agent's line locked: the line is what the tick looks at again."""
+    if not heads.expect_knock(tx, agent_id):
         lines.look_later(tx, agent_id, MISSED_AFTER)
     tx.after_commit(lambda: knock_head(rt, agent_id))
 
@@ -66,7 +68,7 @@ def end(
         return False
     _tell(rt, tx, row, status, error_type=error_type, error=error, output=output)
     if was_head:
-        expect_next(rt, tx, row.agent_id)
+        expect_next_after(rt, tx, row)
     return True
 
 

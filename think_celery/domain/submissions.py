@@ -19,8 +19,8 @@ from think_celery.messages import Messages, UIMessage, as_messages
 from think_celery.names import check_name, name_problem
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
+from think_celery.store import heads, outbox, submissions
 from think_celery.store import messages as message_rows
-from think_celery.store import outbox, submissions
 from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.submissions")
@@ -258,14 +258,17 @@ def cancel_by_id(rt: Runtime, submission_id: str, reason: str | None = None) -> 
     return rt.db.accept(lambda tx: cancel(rt, tx, submission_id, reason))
 
 
-def cancel(rt: Runtime, tx: Tx, submission_id: str, reason: str | None = None) -> bool:
+def cancel(
+    rt: Runtime, tx: Tx, submission_id: str, reason: str | None = None, *, patient: bool = True
+) -> bool:
     """End a submission as aborted in this transaction, and say whether this call did.
 
     A running one keeps its line's lease: its worker sees the cancel within a second, stores the partial
     text and gives the line back; the next turn begins only then. A pending one that had been handed over
-    has no worker: the text that it has so far takes its place at once.
+    has no worker: the text that it has so far takes its place at once. Without *patient*, one that another
+    transaction has locked is left alone.
     """
-    row = submissions.lock(tx, submission_id)
+    row = submissions.lock(tx, submission_id, patient=patient)
     if row is None:
         return False
     if row.status == SubmissionStatus.PENDING and row.message_id is not None:
@@ -276,7 +279,8 @@ def cancel(rt: Runtime, tx: Tx, submission_id: str, reason: str | None = None) -
 def delete(rt: Runtime, submission_id: str) -> bool:
     """Delete an ended submission, and say whether there was one.
 
-    Its messages stay in the transcript. Refused (False) while a workflow has not got its news.
+    Its messages stay in the transcript. Refused (False) while a workflow has not got its news, and for the
+    moment in which the tick has yet to see, by this row, to the turn after it.
     """
     return _can_be_an_id(submission_id) and rt.db.accept(lambda tx: _delete(tx, submission_id))
 
@@ -284,6 +288,8 @@ def delete(rt: Runtime, submission_id: str) -> bool:
 def _delete(tx: Tx, submission_id: str) -> bool:
     row = submissions.lock(tx, submission_id)
     if row is None or not is_terminal(SubmissionStatus(row.status)):
+        return False
+    if row.knock_at is not None and not heads.expect_knock(tx, row.agent_id):
         return False
     return outbox.forget(tx, submission_id) and submissions.remove(tx, submission_id)
 

@@ -112,16 +112,21 @@ def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
 
 def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
     head = heads.head(tx, waiting[0].agent_id)
-    behind = [row.id for row in waiting if head is None or row.id != head.id]
-    changed = heads.expect_none(tx, behind, max(row.knock_at for row in waiting)) if behind else 0
-    if head is None:
-        return changed
-    seen = next((row for row in waiting if row.id == head.id), None)
+    seen = next((row for row in waiting if head is not None and row.id == head.id), None)
+    others = [row for row in waiting if row is not seen]
+    changed, expected = 0, False
     if seen is not None:
         expected = _knock_again(rt, tx, seen)
-    else:  # nobody expects the head: whoever should have made it so has lost it
-        expected = not head.held and head.due and heads.expect_again(tx, head.id, MISSED_AFTER)
-    if expected and not head.held:
+    elif head is not None and head.due and not (head.held or head.expected):
+        # Nobody expects the head: whoever should have made it so has lost it, or found it locked.
+        expected = heads.expect_again(tx, head.id, MISSED_AFTER)
+        if not expected:  # it is locked still, so one of the others has to remember it
+            watch = others.pop()
+            changed += heads.knock_again(tx, watch.id, watch.knock_at, MISSED_AFTER, 0)
+    if others:
+        ids = [row.id for row in others]
+        changed += heads.expect_none(tx, ids, max(row.knock_at for row in waiting))
+    if expected and head is not None and not head.held:
         tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
     return changed + expected
 

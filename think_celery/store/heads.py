@@ -46,7 +46,12 @@ _HEAD_ID = func.coalesce(_RUNNING.limit(1).scalar_subquery(), _FIRST_PENDING.sca
 _DUE = or_(submissions.c.not_before.is_(None), submissions.c.not_before <= now())
 
 _HEAD = (
-    select(*_KNOCK, lines.c.process_id.is_not(None).label("held"), _DUE.label("due"))
+    select(
+        *_KNOCK,
+        lines.c.process_id.is_not(None).label("held"),
+        _DUE.label("due"),
+        submissions.c.knock_at.is_not(None).label("expected"),
+    )
     .select_from(
         submissions.outerjoin(lines, and_(lines.c.agent_id == submissions.c.agent_id, lines.c.kind == TURNS))
     )
@@ -63,7 +68,10 @@ def head_id(tx: Tx, agent_id: str) -> str | None:
 
 
 def head(tx: Tx, agent_id: str) -> Row[Any] | None:
-    """The agent's running submission, else the first pending one, with ``held``: whether its line is held."""
+    """The agent's running submission, else the first pending one.
+
+    With ``held``: whether its line is held, and ``expected``: whether somebody sees to its knock.
+    """
     return tx.execute(_HEAD, {"agent": agent_id}).first()
 
 
@@ -110,19 +118,30 @@ _EXPECT = (
 )
 
 
-def expect_knock(tx: Tx, agent_id: str, *, patient: bool = True) -> bool:
+def expect_knock(tx: Tx, agent_id: str) -> bool:
     """Let the tick knock for the agent's head unless it is claimed soon, and say whether that was done.
 
-    A head that another transaction is ending just now is waited for, and then passed over: the one after
-    it must not be left without anybody who knocks. Without *patient* it is not waited for: a caller may
-    keep its transaction open for long.
+    A head that another transaction has locked is not waited for: a caller may keep its transaction open for
+    long. Then somebody must look again, for whoever has it may end it, or leave it as it is.
     """
     while (found := head_id(tx, agent_id)) is not None:
-        if not patient and lock(tx, found, patient=False) is None:
+        if lock(tx, found, patient=False) is None:
             return False
         if tx.execute(_EXPECT, {"submission": found}).rowcount == 1:
             return True
     return True
+
+
+_LOOK_LATER = (
+    update(submissions)
+    .where(submissions.c.seq == bindparam("number"))
+    .values(knock_at=now(MISSED_AFTER), knocks=0)
+)
+
+
+def look_later(tx: Tx, seq: int) -> None:
+    """Let the tick look for the agent's head by this row, which has just ended: nobody could expect the head."""
+    tx.execute(_LOOK_LATER, {"number": seq})
 
 
 _MISSED = (

@@ -172,6 +172,7 @@ def dying_turns(tx: Tx, attempts: int, takeovers: int, limit: int) -> Sequence[R
         select(s.id, s.agent_class, s.agent_name, s.attempts, s.takeovers)
         .where(
             _at_hand(s.status == SubmissionStatus.RUNNING, s.knock_at),
+            s.status.in_(_UNFINISHED),
             or_(s.attempts >= attempts, s.takeovers >= takeovers),
         )
         .order_by(s.seq)
