@@ -18,11 +18,15 @@ from think_celery.domain.knocks import RUN_SUBMISSION
 from think_celery.domain.work import WORK
 from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
+from think_celery.store.engines import pause
 
 logger = logging.getLogger("think_celery.revoked")
 
 AT_ONCE = 500
 """How many ids one look goes through: whoever revokes thousands must not hold up the tick."""
+LAST_LOOKS = 3
+LAST_PAUSE_SECONDS = 0.2
+"""How often, and how far apart, a worker that stops looks at submissions that somebody has locked."""
 
 
 class ThinkRequest(Request):  # type: ignore[misc,type-arg,unused-ignore]
@@ -85,15 +89,28 @@ class Revocations:
         signals.task_revoked.connect(self._note_dropped)
 
     def stop(self) -> None:
-        """End that, with a last look: nobody remembers for this worker what it was told just now."""
+        """End that, with last looks: nobody remembers for this worker what it was told just now.
+
+        They come to an end: a caller may keep a submission locked for as long as it likes.
+        """
         signals.task_revoked.disconnect(self._note_dropped)
         if self._note_revoked in _listeners:
             _listeners.remove(self._note_revoked)
         try:
-            while self._revoked or self._dropped:
-                self.look()
+            self._look_last()
         except Exception as error:
             logger.error("could not look at what was revoked last: %s", trace_of(error))
+
+    def _look_last(self) -> None:
+        for number in range(LAST_LOOKS):
+            if number:
+                pause(LAST_PAUSE_SECONDS)
+            for _ in range(0, max(len(self._revoked), len(self._dropped)), AT_ONCE):
+                self.look()
+            if not (self._revoked or self._dropped):
+                return
+        left = [*self._revoked, *self._dropped]
+        logger.warning("revoked, but not cancelled, for somebody has them locked: %s", ", ".join(left))
 
     def _note_revoked(self, app: Celery, task_ids: list[str]) -> None:
         if app is self._app:
@@ -104,9 +121,10 @@ class Revocations:
             self._dropped.append(request.id)
 
     def look(self) -> None:
-        """Cancel the submissions that were revoked since the last look."""
+        """Cancel the submissions that were revoked since the last look; those that are locked, in the next one."""
         revoked, dropped = list(islice(self._revoked, AT_ONCE)), list(islice(self._dropped, AT_ONCE))
-        revocations.settle(self._rt, revoked, dropped, state.revoked)
-        for noted, done in ((self._revoked, revoked), (self._dropped, dropped)):
+        left = revocations.settle(self._rt, revoked, dropped, state.revoked)
+        for noted, done, again in zip((self._revoked, self._dropped), (revoked, dropped), left, strict=True):
             for _ in done:
                 noted.popleft()
+            noted.extend(again)

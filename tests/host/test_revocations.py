@@ -1,6 +1,7 @@
 """What one worker does with Celery's list of revoked ids, look by look, and which messages it drops."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ from celery.worker import state
 from celery.worker.control import Panel
 from kombu import Connection
 
+from tests.domain.crowd import transaction
 from think_celery import Think
 from think_celery.domain import submissions
 from think_celery.domain.knocks import ADVANCE_WORKFLOW, DELIVER_NEWS, RUN_SUBMISSION
@@ -117,13 +119,13 @@ class TestALook:
     ) -> None:
         """The database may be away: no revoke is forgotten for that."""
 
-        def fail(*_: Any) -> None:
+        def fail(*_: Any, **__: Any) -> None:
             raise OSError
 
         revoked = submit("revoked")
         revoke(app, revoked.submission_id)
         with monkeypatch.context() as patch:
-            patch.setattr(submissions, "cancel_by_id", fail)
+            patch.setattr(submissions, "cancel", fail)
             with pytest.raises(OSError):
                 worker.look()
 
@@ -179,6 +181,57 @@ class TestALook:
             left.append(sum(status(t, each) == "pending" for each in all_of_them))
 
         assert left == [3, 0]
+
+
+class TestLocked:
+    """A submission that a caller's open transaction has changed: on PostgreSQL a cancel would wait for that."""
+
+    @pytest.fixture
+    def t(self, postgres_url: str) -> Iterator[ThinkTest]:
+        with think_test(database_url=postgres_url) as test:
+            yield test
+        state.revoked.clear()
+
+    def ends(self, work: Callable[[], None]) -> bool:
+        """Whether this work comes to an end."""
+        working = threading.Thread(target=work, daemon=True)
+        working.start()
+        working.join(10)
+        return not working.is_alive()
+
+    @pytest.mark.parametrize("told", [revoke, drop])
+    def test_is_left_for_the_next_look(
+        self, t: ThinkTest, app: Celery, worker: Revocations, told: Callable[[Celery, str], None]
+    ) -> None:
+        """A look goes on with the others, and the tick with its work; no revoke is forgotten for that."""
+        locked, other = submit("locked"), submit("other")
+        told(app, locked.submission_id)
+        told(app, other.submission_id)
+        with transaction(t.rt) as session:
+            Revokee("locked").cancel_submission(locked.submission_id)
+
+            assert self.ends(worker.look)
+            assert self.ends(worker.look)
+
+            session.rollback()
+        before = (status(t, locked), status(t, other))
+        worker.look()
+
+        assert (before, status(t, locked)) == (("pending", "aborted"), "aborted")
+
+    def test_does_not_keep_a_worker_from_stopping(
+        self, t: ThinkTest, app: Celery, worker: Revocations, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its last looks come to an end, and say what could not be cancelled."""
+        locked = submit("locked")
+        revoke(app, locked.submission_id)
+        with transaction(t.rt):
+            Revokee("locked").cancel_submission(locked.submission_id)
+
+            assert self.ends(worker.stop)
+
+        said = f"revoked, but not cancelled, for somebody has them locked: {locked.submission_id}"
+        assert said in caplog.messages
 
 
 class TestAcceptedAnew:

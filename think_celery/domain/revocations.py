@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from think_celery.domain import lines, submissions
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
+from think_celery.store.database import Tx
 
 REASON = "revoked in Celery"
 
@@ -19,22 +20,39 @@ class Remembered(Protocol):
         """Let its messages pass again."""
 
 
-def settle(rt: Runtime, revoked: Iterable[str], dropped: Iterable[str], remembered: Remembered) -> None:
+def settle(
+    rt: Runtime, revoked: Iterable[str], dropped: Iterable[str], remembered: Remembered
+) -> tuple[list[str], list[str]]:
     """Cancel the submissions among the ids *revoked* since the last time, and see to messages that were *dropped*.
 
     A message is dropped because its id was revoked at some time. A submission that has not ended for all that
     was deleted since, and accepted anew under its key: a revoke is for what was there when it came, so its id
     is forgotten and its agent knocked for. Or the id is not *remembered*: then it was revoked just now by a
     stamp, of which no list of ids knows. Ids of anything else change nothing.
+
+    A submission that somebody has locked, such as a caller in an open transaction, is not waited for. Returns
+    those ids, of the first and of the second kind, for the next look.
     """
+    left: tuple[list[str], list[str]] = ([], [])
     for row in _unfinished(rt, revoked):
-        submissions.cancel_by_id(rt, row.id, REASON)
+        if not _cancelled(rt, row.id):
+            left[0].append(row.id)
     for row in _unfinished(rt, dropped):
         if row.id in remembered:
             remembered.discard(row.id)  # before the knock, which would be dropped as well
             lines.knock_head(rt, row.agent_id)
-        else:
-            submissions.cancel_by_id(rt, row.id, REASON)
+        elif not _cancelled(rt, row.id):
+            left[1].append(row.id)
+    return left
+
+
+def _cancelled(rt: Runtime, submission_id: str) -> bool:
+    """Whether a submission has ended now."""
+
+    def cancel(tx: Tx) -> bool:
+        return submissions.cancel(rt, tx, submission_id, REASON, patient=False)
+
+    return rt.db.transact(cancel) or not _unfinished(rt, [submission_id])
 
 
 def _unfinished(rt: Runtime, task_ids: Iterable[str]) -> list[Any]:
