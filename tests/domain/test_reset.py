@@ -24,7 +24,7 @@ from think_celery.domain.conversation import SKIPPED_BY_RESET
 from think_celery.errors import InsideTransaction
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel
-from think_celery.store import agents, tables
+from think_celery.store import tables
 from think_celery.testing import think_test
 
 
@@ -156,17 +156,13 @@ class TestRaces:
     def test_no_turn_is_lost_between_two_looks(self, postgres_url):
         """A claim that waits for the reset finds its submission ended, and starts nothing."""
         with think_test(echo(), database_url=postgres_url) as t:
+            submit("before")
+            t.run_until_idle()
             submit("one")
             outcomes = []
-
-            def work(tx):
-                agents.make(tx, Clerk("a")._ref)
-                agents.lock(tx, Clerk("a")._ref.id)
-
-            t.rt.db.transact(work)
             blocker = t.rt.db.engine.connect()
             with blocker.begin():
-                blocker.execute(tables.submissions.select().with_for_update())
+                blocker.execute(tables.messages.select().with_for_update())
                 resetting = threading.Thread(target=reset, args=(t,))
                 resetting.start()
                 wait_for_lock(t.rt)
@@ -178,6 +174,29 @@ class TestRaces:
 
             assert [outcome.word for outcome in outcomes] == ["ended-before"]
             assert row(t.rt, "one").status == "skipped"
+            assert Clerk("a").messages == []
+
+    def test_a_caller_who_has_a_turn_is_waited_for_with_no_lock(self, postgres_url):
+        """Its worker goes on meanwhile, and the caller may want another turn: neither waits for the reset."""
+        with think_test(echo(), database_url=postgres_url) as t:
+            submit("one", "two", "three", "four")
+            ended, outcomes = [], []
+            resetting = threading.Thread(target=lambda: ended.append(reset(t)))
+            working = threading.Thread(target=lambda: outcomes.append(claims.run(t.rt, "one")), daemon=True)
+            with transaction(t.rt) as session:
+                Clerk("a").cancel_submission("three")
+                resetting.start()
+                wait_for_lock(t.rt)
+                working.start()
+                working.join(10)
+                cancelled = Clerk("a").cancel_submission("two")
+                session.commit()
+            resetting.join(10)
+
+            assert [outcome.word for outcome in outcomes] == ["completed"]
+            assert (cancelled, ended) == (True, [1])
+            statuses = [str(row(t.rt, name).status) for name in ("one", "two", "three", "four")]
+            assert statuses == ["completed", "aborted", "aborted", "skipped"]
             assert Clerk("a").messages == []
 
     def test_all_at_once(self, t):

@@ -114,8 +114,9 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
     """Forget the conversation: end its unfinished turns, delete its messages, free its line.
 
     One transaction. Pending turns are skipped, a running one is aborted and its worker can write nothing
-    more. What was accepted before and commits later is skipped when its turn comes. Returns how many
-    turns were ended.
+    more. What was accepted before and commits later is skipped when its turn comes. Where somebody's open
+    transaction has changed one of the turns, that is waited for first, with no lock held. Returns how many turns
+    were ended.
 
     Raises:
         InsideTransaction: The caller's transaction is joined. The line's lock must not wait for a caller.
@@ -123,11 +124,14 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
     if rt.db.inside_joined:
         raise InsideTransaction("Resetting a conversation")
 
-    def work(tx: Tx) -> int:
+    def work(tx: Tx) -> int | str:
         agents.make(tx, agent)
         agents.lock(tx, agent.id)
         line_rows.make_line(tx, agent.id)
         line_rows.lock_line(tx, agent.id)
+        locked = submissions.lock_all(tx, agent.id)
+        if locked is not None:
+            return locked
         line_rows.seize_line(tx, agent.id)
         agents.next_epoch(tx, agent.id)
         ended = submissions.end_all(tx, agent.id, reason)
@@ -137,6 +141,11 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
         lines.expect_next_on(rt, tx, agent.id)
         return len(ended)
 
-    ended = rt.db.transact(work)
+    while isinstance(ended := rt.db.transact(work), str):
+        _wait_for(rt, ended)
     logger.info("the conversation of %s was reset; %d unfinished turns ended", agent, ended)
     return ended
+
+
+def _wait_for(rt: Runtime, submission_id: str) -> None:
+    rt.db.transact(lambda tx: submissions.lock(tx, submission_id))

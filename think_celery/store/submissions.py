@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, bindparam, case, delete, func, null, or_, select, update
+from sqlalchemy import Row, and_, bindparam, case, delete, func, null, or_, select, update
 
 from think_celery.ids import AgentRef, new_id
 from think_celery.retries import MISSED_AFTER
@@ -202,10 +202,26 @@ def count_model_attempts(tx: Tx, submission_id: str, attempts: int) -> None:
     tx.execute(_UPDATE, {"submission": submission_id, "model_attempts": attempts})
 
 
+_UNFINISHED_OF = and_(submissions.c.agent_id == bindparam("agent"), IS_UNFINISHED)
+_ALL = select(submissions.c.seq, submissions.c.id).where(_UNFINISHED_OF)
+_FREE = select(submissions.c.seq).where(_UNFINISHED_OF).with_for_update(key_share=True, skip_locked=True)
+
+
+def lock_all(tx: Tx, agent_id: str) -> str | None:
+    """Lock every unfinished submission of an agent, but for those that another transaction has locked.
+
+    The id of one of those, if there are any. Nobody is waited for: whoever waits here may hold what a caller
+    waits for, who has another of these rows.
+    """
+    there = {row.seq: row.id for row in tx.execute(_ALL, {"agent": agent_id})}
+    locked = set(tx.execute(_FREE, {"agent": agent_id}).scalars())
+    return next((there[seq] for seq in there.keys() - locked), None)
+
+
 _WAS_PENDING = submissions.c.status == SubmissionStatus.PENDING
 _END_ALL = (
     update(submissions)
-    .where(submissions.c.agent_id == bindparam("agent"), IS_UNFINISHED)
+    .where(IS_UNFINISHED, submissions.c.seq.in_(_FREE))
     .values(
         status=case((_WAS_PENDING, SubmissionStatus.SKIPPED.value), else_=SubmissionStatus.ABORTED.value),
         error=case((_WAS_PENDING, bindparam("reason", type_=submissions.c.error.type)), else_=null()),
@@ -220,7 +236,8 @@ _END_ALL = (
 def end_all(tx: Tx, agent_id: str, reason: str) -> list[Row[Any]]:
     """End every unfinished submission of an agent in one UPDATE: pending ones skipped, running ones aborted.
 
-    The rows as they are then. Only ``conversation.reset`` calls this, and stores the news of each.
+    The rows as they are then. Only ``conversation.reset`` calls this, after :func:`lock_all`, and stores the
+    news of each. A row that was committed since, and that somebody has locked already, is left for the claim.
     """
     return list(tx.execute(_END_ALL, {"agent": agent_id, "reason": reason}))
 
