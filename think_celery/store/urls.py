@@ -21,7 +21,7 @@ def checked_url(given: str | URL) -> URL:
     """
     try:
         url = make_url(given)
-    except ArgumentError:  # its text is not shown: it may hold a password
+    except (ArgumentError, ValueError):  # their text is not shown: it may hold a part of the password
         raise InvalidSetting(SETTING, "", f"it can't be read. It is a database URL, {_EXAMPLES}.") from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
@@ -58,4 +58,7 @@ def driver_arguments(url: URL) -> dict[str, Any]:
 
 
 def _unfit(url: URL, problem: str) -> InvalidSetting:
-    return InvalidSetting(SETTING, url.render_as_string(hide_password=True), problem)
+    # A password may be a parameter, too, and one with a slash or an @ may be anywhere.
+    file = url.get_backend_name() == "sqlite"
+    shown = url.render_as_string(hide_password=True) if file else f"{url.drivername}://…"
+    return InvalidSetting(SETTING, shown, problem)
