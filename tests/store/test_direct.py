@@ -5,10 +5,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Text, TypeDecorator, bindparam, event, insert, literal_column, select, text, update
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy import bindparam, event, insert, select, text, update
+from sqlalchemy.exc import (
+    IntegrityError,
+    MultipleResultsFound,
+    NoResultFound,
+    OperationalError,
+    StatementError,
+)
 
 from think_celery.clock import SystemClock
+from think_celery.errors import InvalidValue
 from think_celery.store import direct
 from think_celery.store.database import Database, Tx
 from think_celery.store.statements import insert_new, now
@@ -127,6 +134,44 @@ def test_errors_are_sqlalchemys(db, ways):
     assert not second.connection_invalidated
 
 
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [({"host": float("nan")}, StatementError), ({"until": datetime(2027, 1, 1)}, InvalidValue)],
+    ids=["wrapped", "not to be wrapped"],
+)
+def test_a_value_that_can_not_be_stored_is_the_same_error(db, ways, values, kind):
+    """The first time as later, also where our types forbid to wrap it; no value is shown."""
+    statement = insert(processes)
+    row = {"id": "p", **ROW, **values}
+
+    def add() -> Exception:
+        with pytest.raises(Exception) as caught:
+            db.single(lambda tx: tx.execute(statement, row))
+        return caught.value
+
+    first, second = add(), add()
+
+    assert len(ways) == 1
+    assert isinstance(second, kind)
+    assert (type(first), str(first)) == (type(second), str(second))
+
+
+def test_one_row_is_asked_for(db, ways):
+    """No row and several are SQLAlchemy's errors."""
+    db.transact(lambda tx: tx.conn.execute(insert(processes), [{"id": id_, **ROW} for id_ in "ab"]))
+    statement = select(processes.c.id).where(processes.c.id >= bindparam("least"))
+
+    def one(least: str) -> Any:
+        return db.read(lambda tx: tx.execute(statement, {"least": least}).scalar_one())
+
+    assert [one("b"), one("b")] == ["b", "b"]
+    with pytest.raises(NoResultFound):
+        one("c")
+    with pytest.raises(MultipleResultsFound):
+        one("a")
+    assert len(ways) == 3
+
+
 def test_a_connection_that_died_is_told_and_replaced(db):
     """What may have been committed raises, and no connection of that age is used again: all died with the server."""
     statement = update(processes).values(dead=True)
@@ -148,32 +193,6 @@ def test_a_connection_that_died_is_told_and_replaced(db):
         change()
     assert caught.value.connection_invalidated
     assert change_on_two() == [0, 0]
-
-
-class _Interrupted(TypeDecorator[str]):
-    """A value at which the worker is told to stop."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_result_value(self, value: Any, dialect: Any) -> str:
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_costs_the_connection(db):
-    """Driver and server may be in the middle of something: what comes next must not read its rest."""
-    statement = select(literal_column("'x'", type_=_Interrupted()).label("value"))
-    pids = []
-
-    def look(tx: Tx) -> None:
-        pids.append(tx.conn.exec_driver_sql("SELECT pg_backend_pid()").scalar())
-        tx.execute(statement).all()
-
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            db.transact(look)
-
-    assert pids[1] != pids[2]
 
 
 def test_whoever_listens_is_told_of_each_statement(db, ways):

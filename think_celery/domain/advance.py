@@ -127,6 +127,8 @@ def claim_run(rt: Runtime, ref: WorkflowRef) -> Claim | Outcome:
     cls = _class_of(ref, seen)
     if cls is None:
         return Outcome("unknown-class")
+    # Not repeated when the connection dies: if it was committed, the repeat would call the run busy, and nobody would
+    # be told that it waits. It waits for the monitor, which gives back what nobody works under.
     row = rt.db.single(lambda tx: workflows.claim(tx, ref.key, process_id, seen.workflow_token))
     if row is None:
         return Outcome(_NOT_NOW.get(WorkflowStatus(seen.workflow_status), "busy"))

@@ -23,8 +23,8 @@ from think_celery import forks
 from think_celery.clock import Clock
 from think_celery.logs import trace_of
 from think_celery.store.direct import Direct, Found
+from think_celery.store.engines import connected, is_passing, make_engine, pause
 from think_celery.store.engines import is_away as is_away
-from think_celery.store.engines import is_passing, make_engine, pause
 from think_celery.store.statements import HOST_TIME, Statement, check_names
 from think_celery.store.urls import checked_url
 
@@ -198,8 +198,9 @@ class Database:
     def transact(self, work: Callable[[Tx], T]) -> T:
         """Run *work* in a transaction of ours, commit it, then make the after-commit calls.
 
-        *work* must be safe to repeat: after a deadlock, a serialization failure, SQLITE_BUSY, or a
-        connection that was found dead before the commit, it runs again, up to 5 times.
+        *work* must be safe to repeat: after a deadlock, a serialization failure, SQLITE_BUSY, a prepared
+        statement that no longer fits, or a connection that was found dead before the commit, it runs again,
+        up to 5 times.
         """
         return self._transact(work, lambda: True)
 
@@ -228,7 +229,7 @@ class Database:
             return self._transact(work, lambda: True, single=True)
         for attempt in range(1, REPEATS + 2):
             try:
-                with self._reading_engine().connect() as conn:
+                with connected(self._reading_engine()) as conn:
                     tx = Tx(conn, self.clock, single=True, direct=self._direct)
                     result = work(tx)
             except DBAPIError as error:
@@ -251,17 +252,12 @@ class Database:
         for attempt in range(1, REPEATS + 2):
             committing = False
             try:
-                with self.engine.connect() as conn:
+                with connected(self.engine) as conn:
                     transaction = conn.begin()
                     tx = Tx(conn, self.clock, single=single, direct=self._direct)
-                    try:
-                        result = work(tx)
-                        committing = True
-                        transaction.commit()
-                    except BaseException:
-                        if transaction.is_active:  # a user's function may have ended it by itself
-                            transaction.rollback()
-                        raise
+                    result = work(tx)
+                    committing = True
+                    transaction.commit()
             except DBAPIError as error:
                 if attempt > REPEATS or not may_repeat() or not is_passing(error, committing=committing):
                     raise
@@ -278,7 +274,7 @@ class Database:
         """
         for attempt in range(1, REPEATS + 2):
             try:
-                with self._reading_engine().connect() as conn:
+                with connected(self._reading_engine()) as conn:
                     return work(Tx(conn, self.clock, direct=self._direct))
             except DBAPIError as error:
                 if attempt > REPEATS or not is_passing(error, committing=False):

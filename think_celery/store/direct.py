@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect, Executable, Row, SelectBase, UpdateBase
 from sqlalchemy.engine import result_tuple
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, MultipleResultsFound, NoResultFound
 from sqlalchemy.sql.compiler import SQLCompiler
 
 
@@ -37,8 +37,11 @@ class Found:
 
     def one(self) -> Row[Any]:
         """The only row."""
-        (row,) = self._rows
-        return row
+        if not self._rows:
+            raise NoResultFound("there is no row, and one is needed")
+        if len(self._rows) > 1:
+            raise MultipleResultsFound("there are several rows, and one is needed")
+        return self._rows[0]
 
     def scalar(self) -> Any:
         """The first value of the first row, if there is one."""
@@ -167,32 +170,36 @@ class Direct:
 
 
 def _run(conn: Connection, prepared: Prepared, given: Mapping[str, Any]) -> Found:
-    driver = conn.dialect.loaded_dbapi
-    values = prepared.parameters(given)
+    try:
+        values = prepared.parameters(given)
+    except (TypeError, ValueError) as error:  # not all: a soft time limit may come here as anywhere
+        raise _as_sqlalchemy(conn, prepared, given, error) from error
     pooled = conn.connection
     cursor = pooled.cursor()
     try:
         cursor.execute(prepared.text, values)
         return Found(prepared.rows(cursor), cursor.rowcount)
-    except driver.Error as error:
+    except conn.dialect.loaded_dbapi.Error as error:
         gone = conn.dialect.is_disconnect(error, pooled, cursor)
         if gone:
             _tell(conn)
-        raise DBAPIError.instance(
-            prepared.text,
-            values,
-            error,
-            driver.Error,
-            hide_parameters=True,
-            connection_invalidated=gone,
-            dialect=conn.dialect,
-        ) from error
-    except BaseException as error:
-        if not isinstance(error, Exception):  # in the middle of what driver and server say to each other
-            conn.invalidate(error)
-        raise
+        raise _as_sqlalchemy(conn, prepared, values, error, gone) from error
     finally:
         cursor.close()
+
+
+def _as_sqlalchemy(
+    conn: Connection, prepared: Prepared, values: Mapping[str, Any], error: Exception, gone: bool = False
+) -> BaseException:
+    return DBAPIError.instance(
+        prepared.text,
+        dict(values),
+        error,
+        conn.dialect.loaded_dbapi.Error,
+        hide_parameters=True,
+        connection_invalidated=gone,
+        dialect=conn.dialect,
+    )
 
 
 def _tell(conn: Connection) -> None:

@@ -2,7 +2,8 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,11 @@ IDLE_SECONDS = 5
 """How long a transaction of ours may do nothing on PostgreSQL before the server ends it."""
 
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
+_STALE_STATES = {"26000", "42P05"}  # a prepared statement is not there, or is there already
+_CHECKS_PLANS = (
+    "RevalidateCachedQuery"  # the part of the server that refuses a plan whose columns have changed
+)
+_IN_MID_STATEMENT = 1  # libpq's PQTRANS_ACTIVE
 _SQLITE_ERROR, _SQLITE_BUSY, _SQLITE_LOCKED = 1, 5, 6
 
 
@@ -46,8 +52,10 @@ def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
 
 def _set_up_postgresql(connection: Any, record: object) -> None:
     # A process that is frozen or cut off in the middle of a transaction would keep its locks, and with them
-    # the work of whoever takes over, until it comes back.
+    # the work of whoever takes over, until it comes back. And a statement that commits by itself is begun by
+    # nobody who would name its isolation level, which a database or a role can have set.
     with connection.cursor() as cursor:
+        cursor.execute("SET default_transaction_isolation = 'read committed'")
         cursor.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'")
     connection.commit()
 
@@ -88,6 +96,43 @@ def pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+@contextmanager
+def connected(engine: Engine) -> Iterator[Connection]:
+    """A connection of the pool. An error undoes what is open on it, and passes through as it is.
+
+    A connection that would fail whoever has it next does not go back into the pool then.
+    """
+    with engine.connect() as conn:
+        try:
+            yield conn
+        except BaseException as error:
+            if _is_in_mid_statement(conn) or (isinstance(error, DBAPIError) and _is_stale(error)):
+                conn.invalidate(error)
+            raise
+
+
+def _is_in_mid_statement(conn: Connection) -> bool:
+    # Celery raises its soft time limit, and gevent its timeouts, wherever the code happens to be. If that is
+    # where an answer is waited for, the driver can't even roll back.
+    if conn.closed or conn.invalidated:
+        return False
+    info = getattr(conn.connection.driver_connection, "info", None)  # psycopg's and psycopg2's
+    return getattr(info, "transaction_status", None) == _IN_MID_STATEMENT
+
+
+def _is_stale(error: DBAPIError) -> bool:
+    """Whether what the driver has prepared on this connection does not fit the server any more.
+
+    A migration has changed a column, or a pooler has put another session behind the connection.
+    """
+    where = getattr(getattr(error.orig, "diag", None), "source_function", None)
+    return _state(error) in _STALE_STATES or where == _CHECKS_PLANS
+
+
+def _state(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+
 def is_busy(error: DBAPIError) -> bool:
     """Whether SQLite gave up because another connection holds its lock."""
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
@@ -104,9 +149,7 @@ def is_away(error: BaseException) -> bool:
 
 def is_passing(error: DBAPIError, *, committing: bool) -> bool:
     """Whether the transaction did not happen, and may well succeed if it is run again."""
-    cause = error.orig
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    if is_busy(error) or state in _REPEATABLE_STATES:
+    if is_busy(error) or _state(error) in _REPEATABLE_STATES or _is_stale(error):
         return True
     # A connection that died at the commit may have committed: whoever asked must look.
     return bool(error.connection_invalidated) and not committing
