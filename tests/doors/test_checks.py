@@ -17,7 +17,7 @@ from think_celery.clock import SystemClock
 from think_celery.domain import advance, claims, health, tick
 from think_celery.ids import WorkflowRef
 from think_celery.inspection import Worker, Workers
-from think_celery.store import tables
+from think_celery.store import heads, submissions, tables
 from think_celery.store.database import Database
 from think_celery.testing import ThinkTest, think_test
 
@@ -311,6 +311,15 @@ class TestWhatNeedsSomebody:
         assert "s-1" in found[2].text
         assert "Clerk('a')" in found[2].text
         assert "After 5" in found[2].text
+
+    def test_what_has_ended_is_past_that(self, t: ThinkTest) -> None:
+        """The tick may still look by its row for the turn after it; that makes no unfinished turn of it."""
+        Clerk("a").submit_messages("Hello", submission_id="s-1")
+        Clerk("a").cancel_submission("s-1")
+        t.rt.db.transact(lambda tx: heads.look_later(tx, submissions.get(tx, "s-1").seq))
+        change(t.rt, update(tables.submissions).values(attempts=3))
+
+        assert only(checks.dying(t.rt.db, 5)).level == "ok"
 
     def test_a_run_that_kills_its_workers(self, t: ThinkTest) -> None:
         """Likewise."""
