@@ -24,10 +24,11 @@ ON_SERVERS = {"postgres", "postgres_url", "redis_url"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server, so that `-m 'not services'` leaves it out."""
+    """Mark what needs a server, so that `-m 'not services'` leaves it out, and whether that may be any server."""
     for item in items:
         if ON_SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.services)
+            item.add_marker(pytest.mark.any_server)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,7 +54,7 @@ def only_the_loopback() -> Iterator[None]:
 
 # --- databases ------------------------------------------------------------------------------------
 
-BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.services)]
+BOTH = ["sqlite", pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.any_server])]
 
 
 @pytest.fixture(params=BOTH)
