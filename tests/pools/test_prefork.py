@@ -47,7 +47,9 @@ class TestAChildThatDies:
         died_at = time.monotonic()
         taken_at = stage.until(stage.taken_over, BOUND, what="taken over")
 
-        assert stage.took(died_at, taken_at) <= 1.0
+        assert (
+            stage.took(died_at, taken_at) <= 3.0
+        )  # half a second on a free machine: see benchmarks/recovery.py
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
         stage.check_answer("do: note glacially", row_of(stage, submission).message_id)
         assert row_of(stage, submission).attempts == 2
