@@ -114,7 +114,7 @@ class Supervised:
     """
 
     def __init__(self, stage: Stage, url: str) -> None:
-        self._start = lambda: start_worker(stage, url)
+        self._start, self.restarts = lambda: start_worker(stage, url), 0
         self._process = self._start()
         self._process.marked("ready")
 
@@ -125,6 +125,7 @@ class Supervised:
             assert "Unrecoverable error: AttributeError" in said, said
             assert "/kombu/" in said, said
             self._process = self._start()
+            self.restarts += 1
         return True
 
 

@@ -88,9 +88,12 @@ class Diagnosed:
 
 def doctor(*arguments: str, broker: str | None = None) -> Diagnosed:
     """What it says of that database, over that broker."""
-    given = {} if broker is None else {"CELERY_BROKER_URL": broker}
+    given: dict[str, str | None] = {name: None for name in os.environ if name.startswith("CELERY_")}
+    if broker is not None:
+        given["CELERY_BROKER_URL"] = broker
     ran = CliRunner().invoke(main, ["doctor", "--json", *arguments], env=given, prog_name="think-celery")
     assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    assert ran.stdout, ran.stderr
     return Diagnosed(ran.exit_code, ran.stdout)
 
 
