@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from kombu.transport.memory import Channel
 
 from tests import servers
 
@@ -50,6 +51,12 @@ def only_the_loopback() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", guarded)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_messages_of_others() -> None:
+    """The broker memory:// is one for the whole process: what a test before this one left in a queue goes."""
+    Channel.queues.clear()
 
 
 # --- databases ------------------------------------------------------------------------------------
