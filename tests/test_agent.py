@@ -9,8 +9,9 @@ import pytest
 
 import think_celery
 from tests.domain.flows import worker
-from think_celery.agent import Submission, Think
+from think_celery.agent import Think
 from think_celery.domain import claims, hooks, submissions
+from think_celery.domain.receipts import Submission
 from think_celery.errors import (
     AsyncNotSupported,
     DuplicateName,

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from think_celery.agent import Submission, Think
+from think_celery.agent import Think
 from think_celery.domain import claims, submissions
 from think_celery.domain.outcomes import Outcome
+from think_celery.domain.receipts import Submission
 from think_celery.domain.submissions import Waiting
 from think_celery.events.writer import LiveWriter
 from think_celery.messages import Messages, ToolPart, UIMessage, as_messages

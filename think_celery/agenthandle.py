@@ -1,0 +1,79 @@
+"""What every agent is: a class that rows carry by its name, and a handle on one agent of it."""
+
+import inspect
+from typing import Any, ClassVar, Self
+
+from think_celery.errors import AsyncNotSupported
+from think_celery.ids import AgentRef
+from think_celery.names import check_name
+from think_celery.runtime import Runtime, agent_classes, current
+from think_celery.tools import is_tool
+
+
+class AgentHandle:
+    """The identity of an agent: its class's name and its own. Making the object is free.
+
+    Agents subclass ``Think`` or ``ChatAgent``, which bring what an agent can do.
+    """
+
+    queue: ClassVar[str | None] = None
+    agent_class: ClassVar[str]
+    _hooks: ClassVar[tuple[str, ...]] = ()
+    """The methods that the engine calls. Each of our classes adds its own to those of its bases."""
+    _abstract: ClassVar[bool] = True
+
+    def __init_subclass__(cls, *, name: str | None = None, abstract: bool = False, **kwargs: Any) -> None:
+        """Register the class under its own name, or under *name*: the one that rows and Flower carry.
+
+        An *abstract* one is a base of agents and no agent by itself.
+        """
+        super().__init_subclass__(**kwargs)
+        _refuse_async(cls)
+        cls.agent_class, cls._abstract = cls.__name__ if name is None else name, abstract
+        check_name("The agent class's name", cls.agent_class, 200)
+        if cls.queue is not None:
+            check_name(f"{cls.agent_class}.queue", cls.queue, 200)
+        if not abstract:
+            agent_classes.add(cls.agent_class, cls)
+
+    def __init__(self, name: str) -> None:
+        if self._abstract:
+            base = type(self).__name__
+            raise TypeError(
+                f"{base} is no agent by itself. Subclass it (class TriageAgent({base}): …) and name one: "
+                'TriageAgent("issue-42").'
+            )
+        agent_classes.get(
+            self.agent_class
+        )  # two of that name must not go unnoticed until a worker meets them
+        check_name("name", name, 200)
+        self.name = name
+        self._own_rt: Runtime | None = None
+
+    @classmethod
+    def _bound_to(cls, rt: Runtime, name: str) -> Self:
+        """The agent of that name, working with this runtime instead of the process's own."""
+        agent = cls(name)
+        agent._own_rt = rt
+        return agent
+
+    @property
+    def _rt(self) -> Runtime:
+        return self._own_rt or current()
+
+    @property
+    def _ref(self) -> AgentRef:
+        return AgentRef(self.agent_class, self.name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
+def _refuse_async(cls: type) -> None:
+    hooks = {hook for base in cls.__mro__ for hook in vars(base).get("_hooks", ())}
+    for name in sorted({*hooks, *vars(cls)}):
+        method = inspect.getattr_static(cls, name)
+        ours = name in hooks or any(is_tool(vars(base).get(name)) for base in cls.__mro__)
+        function = getattr(method, "__func__", method)
+        if ours and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            raise AsyncNotSupported(f"{cls.__name__}.{name}")

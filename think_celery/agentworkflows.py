@@ -1,0 +1,105 @@
+"""What an agent does with workflows: start them, send them events, look at them."""
+
+import builtins
+from typing import Any, Literal
+
+from think_celery.agenthandle import AgentHandle
+from think_celery.domain import runs, workflows
+from think_celery.domain.runs import WorkflowRun
+from think_celery.workflow import ThinkWorkflow
+
+
+class AgentWorkflows(AgentHandle, abstract=True):
+    """An agent's workflows."""
+
+    def run_workflow(
+        self,
+        workflow: type[ThinkWorkflow[Any, Any]] | str,
+        params: Any = None,
+        *,
+        workflow_id: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        on_conflict: Literal["return", "raise"] = "return",
+    ) -> str:
+        """Start a workflow with this agent as its ``self.agent``, and return its id at once.
+
+        When this returns, the run is stored. The same *workflow_id* again gives the same run back.
+
+        Args:
+            workflow: The workflow class, or its registered name.
+            params: What ``event.payload`` will be: of the class's params type, or a dict.
+            workflow_id: An id of your own; without one each call starts a new run.
+            metadata: JSON of yours, kept with the run.
+            on_conflict: ``"return"`` the run of that id where there is one, or ``"raise"``.
+
+        Raises:
+            UnknownClass: No workflow of that name is registered.
+            WorkflowExists: *workflow_id* is taken, and *on_conflict* is ``"raise"``.
+            InvalidValue: *params* does not fit the workflow's params type.
+            NotSerializable, PayloadTooLarge: *params* or *metadata* can't be stored.
+            ValueError: *workflow_id* or *on_conflict* is unfit.
+        """
+        return workflows.start(
+            self._rt,
+            self._ref,
+            workflow,
+            params,
+            workflow_id=workflow_id,
+            metadata=metadata,
+            on_conflict=on_conflict,
+        )
+
+    def send_workflow_event(
+        self,
+        workflow: "builtins.type[ThinkWorkflow[Any, Any]] | str",
+        workflow_id: str,
+        *,
+        type: str,
+        payload: Any = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        """Send an event to a workflow; one that comes before its wait, or before its run, is kept.
+
+        Args:
+            workflow: The workflow class, or its registered name.
+            workflow_id: The run's id.
+            type: What ``wait_for_event(type=…)`` asks for.
+            payload: Any value that a step could return.
+            idempotency_key: The same key twice is one event.
+
+        Raises:
+            NotSerializable, PayloadTooLarge: The payload can't be stored.
+            ValueError: *type* or *idempotency_key* is not 1 to 200 printable characters, or begins with ``think-``;
+                or no workflow can have that name or id.
+        """
+        workflows.send_event(
+            self._rt,
+            workflows.reference(workflow, workflow_id),
+            type=type,
+            payload=payload,
+            idempotency_key=idempotency_key,
+        )
+
+    def get_workflow(
+        self, workflow_id: str, *, workflow: type[ThinkWorkflow[Any, Any]] | str | None = None
+    ) -> WorkflowRun:
+        """A workflow as it stands now, with its ``output`` once it is complete. Any process may ask.
+
+        Args:
+            workflow_id: The id that :meth:`run_workflow` returned.
+            workflow: The workflow class or its registered name, where several have a run of that id.
+
+        Raises:
+            WorkflowNotFound: There is none.
+            AmbiguousWorkflow: Several classes have one.
+        """
+        return runs.look_up(self._rt, workflow_id, workflow)
+
+    def resume_workflow(
+        self, workflow_id: str, *, workflow: type[ThinkWorkflow[Any, Any]] | str | None = None
+    ) -> bool:
+        """Let a workflow go on that is paused (its code did not fit its journal, say); tells whether it was.
+
+        Raises what :meth:`get_workflow` raises.
+        """
+        return runs.resume(self._rt, workflow_id, workflow)
