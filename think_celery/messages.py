@@ -100,19 +100,24 @@ class StepStartPart(_Part):
 
 
 class TextPart(_Part):
-    """Visible text. ``state`` is ``streaming`` until the model step that writes it is complete."""
+    """Visible text. ``state`` is ``streaming`` until the model step that writes it is complete.
+
+    ``provider_metadata`` is what a provider wants back, by provider: nobody else reads it.
+    """
 
     type: Literal["text"] = "text"
     text: Text
     state: Literal["streaming", "done"] = "done"
+    provider_metadata: dict[str, JsonValue] | None = None
 
 
 class ReasoningPart(_Part):
-    """The model's reasoning; never part of the visible text."""
+    """The model's reasoning; never part of the visible text. Empty where its provider keeps it secret."""
 
     type: Literal["reasoning"] = "reasoning"
     text: Text
     state: Literal["streaming", "done"] = "done"
+    provider_metadata: dict[str, JsonValue] | None = None
 
 
 class FilePart(_Part):
@@ -130,7 +135,8 @@ class ToolPart(_Part):
     ``type`` is ``tool-<name>`` as browsers expect it. ``state`` is ``input-streaming`` while the model
     still writes the arguments (such a call never runs), ``input-available`` when they are whole, then
     ``output-available`` with ``output`` or ``output-error`` with ``error_text``. ``started`` says that
-    the tool was called: with no result beside it, its outcome is unknown.
+    the tool was called: with no result beside it, its outcome is unknown. ``call_provider_metadata`` is what
+    a provider wants back with the call.
     """
 
     type: Annotated[Text, Field(pattern=r"^tool-.")]
@@ -140,6 +146,7 @@ class ToolPart(_Part):
     output: JsonValue = None
     error_text: Text | None = None
     started: bool = False
+    call_provider_metadata: dict[str, JsonValue] | None = None
 
     @property
     def tool_name(self) -> str:

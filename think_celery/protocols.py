@@ -1,6 +1,6 @@
 """The few seams: what the engine asks of a model, an agent, the live log and the broker."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -10,6 +10,9 @@ from think_celery.signals import AbortSignal
 from think_celery.tools import Tool
 
 JsonSchema = dict[str, Any]
+
+ProviderMetadata = dict[str, dict[str, Any]]
+"""Fields that belong to a provider, by provider: nobody else reads them, and no other provider gets them."""
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -52,6 +55,11 @@ class ModelRequest:
 
     ``messages`` are already repaired: every tool part in them has a result. A provider turns each
     model step of an assistant message (they begin with a ``StepStartPart``) into its own wire messages.
+
+    ``temperature`` and ``max_output_tokens`` are left to the provider where they are ``None``. ``headers`` are sent
+    with the HTTP request; they win over the provider's own. ``provider_options`` become fields of the request's body
+    just as they are; what is under the key of a provider (``{"openai": {...}, "anthropic": {...}}``) is for that one
+    alone. An option that would change what the engine relies on (``messages``, ``stream``, ``tools``, …) is refused.
     """
 
     system: str | None
@@ -59,6 +67,10 @@ class ModelRequest:
     tools: Sequence[ToolSpec] = ()
     tool_choice: ToolChoice = "auto"
     timeouts: ModelTimeouts = field(default_factory=ModelTimeouts)
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # they may hold keys
+    provider_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,24 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningEnd:
+    """The reasoning so far is a block of its own; what comes later is another.
+
+    ``metadata`` is what its provider wants back with it, by provider: ``{"anthropic": {"signature": "…"}}``. A block
+    without a text (the provider keeps it secret) is this event alone.
+    """
+
+    metadata: ProviderMetadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetadata:
+    """What a provider wants back with the answer as a whole, by provider."""
+
+    metadata: ProviderMetadata
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallDelta:
     """Some more of the arguments of the call at *index*; the first one carries id and name."""
 
@@ -87,12 +117,16 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallComplete:
-    """A whole call. ``arguments`` is the model's JSON text as it came; empty or blank means ``{}``."""
+    """A whole call. ``arguments`` is the model's JSON text as it came; empty or blank means ``{}``.
+
+    ``metadata`` is what the provider wants back with the call, by provider.
+    """
 
     index: int
     tool_call_id: str
     name: str
     arguments: str
+    metadata: ProviderMetadata | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +150,9 @@ class Finish:
     usage: Usage
 
 
-ModelEvent = TextDelta | ReasoningDelta | ToolCallDelta | ToolCallComplete | Finish
+ModelEvent = (
+    TextDelta | ReasoningDelta | ReasoningEnd | StepMetadata | ToolCallDelta | ToolCallComplete | Finish
+)
 
 
 class Model(Protocol):
@@ -264,8 +300,11 @@ __all__ = [
     "ModelRequest",
     "ModelTimeouts",
     "Page",
+    "ProviderMetadata",
     "ReasoningDelta",
+    "ReasoningEnd",
     "Sentinel",
+    "StepMetadata",
     "TextDelta",
     "ToolCallComplete",
     "ToolCallDelta",

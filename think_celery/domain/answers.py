@@ -1,6 +1,6 @@
 """An assistant's message while it comes into being: parts made from a model's events, and their live form."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from think_celery.messages import (
@@ -10,8 +10,18 @@ from think_celery.messages import (
     TextPart,
     ToolPart,
     clean,
+    json_value,
 )
-from think_celery.protocols import ModelEvent, ReasoningDelta, TextDelta, ToolCallComplete, ToolCallDelta
+from think_celery.protocols import (
+    ModelEvent,
+    ProviderMetadata,
+    ReasoningDelta,
+    ReasoningEnd,
+    StepMetadata,
+    TextDelta,
+    ToolCallComplete,
+    ToolCallDelta,
+)
 from think_celery.providers.toolcalls import UniqueIds
 
 Chunk = dict[str, Any]
@@ -29,6 +39,7 @@ class Answer:
         self.hidden = hidden
         self.final: ToolCallComplete | None = None
         self.step_parts: list[Part] = []
+        self._closed: Part | None = None  # the reasoning that does not grow any more
         self._calls: dict[int, ToolPart] = {}
 
     @property
@@ -94,21 +105,53 @@ class Answer:
                 return self._grow(ReasoningPart, "reasoning", text)
             case ToolCallDelta() | ToolCallComplete():
                 return self._call(event)
+            case ReasoningEnd(metadata=metadata):
+                return self._close_reasoning(metadata)
+            case StepMetadata(metadata=metadata):
+                return self._keep(metadata)
             case _:
                 return []
 
     def _grow(self, kind: type[TextPart] | type[ReasoningPart], name: str, text: str) -> list[Chunk]:
         text = clean(text)
         last = self.step_parts[-1] if self.step_parts else None
-        part_id = f"{name}-{len(self.parts) + len(self.step_parts) - (type(last) is kind)}"
+        grows = type(last) is kind and last is not self._closed
+        part_id = f"{name}-{len(self.parts) + len(self.step_parts) - grows}"
         chunks: list[Chunk] = []
-        if type(last) is not kind:
+        if not grows:
             self.step_parts.append(kind(text="", state="streaming"))
             last = self.step_parts[-1]
             chunks.append({"type": f"{name}-start", "id": part_id})
         assert isinstance(last, TextPart | ReasoningPart)
         last.text += text
         return [*chunks, {"type": f"{name}-delta", "id": part_id, "delta": text}]
+
+    def _close_reasoning(self, metadata: ProviderMetadata | None) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        last = self.step_parts[-1] if self.step_parts else None
+        if not isinstance(last, ReasoningPart) or last is self._closed:
+            if not metadata:
+                return []
+            chunks = self._grow(ReasoningPart, "reasoning", "")
+            last = self.step_parts[-1]
+        assert isinstance(last, ReasoningPart)
+        self._closed = last
+        end: Chunk = {
+            "type": "reasoning-end",
+            "id": f"reasoning-{len(self.parts) + len(self.step_parts) - 1}",
+        }
+        if metadata:
+            last.provider_metadata = end["providerMetadata"] = merged(last.provider_metadata, metadata)
+        return [*chunks, end]
+
+    def _keep(self, metadata: ProviderMetadata) -> list[Chunk]:
+        """Keep what belongs to the whole answer with its last part; of an answer without one nothing is kept."""
+        last = self.step_parts[-1] if self.step_parts else None
+        if isinstance(last, TextPart | ReasoningPart):
+            last.provider_metadata = merged(last.provider_metadata, metadata)
+        elif isinstance(last, ToolPart):
+            last.call_provider_metadata = merged(last.call_provider_metadata, metadata)
+        return []
 
     def _call(self, event: ToolCallDelta | ToolCallComplete) -> list[Chunk]:
         if event.name == self.hidden:
@@ -130,10 +173,20 @@ class Answer:
             )
         if isinstance(event, ToolCallComplete):
             part.input = clean(event.arguments)
+            if event.metadata:
+                part.call_provider_metadata = merged(part.call_provider_metadata, event.metadata)
         elif event.arguments:
             delta = {"inputTextDelta": clean(event.arguments)}
             chunks.append({"type": "tool-input-delta", "toolCallId": part.tool_call_id, **delta})
         return chunks
+
+
+def merged(kept: Mapping[str, Any] | None, more: ProviderMetadata) -> dict[str, Any]:
+    """What providers want back, with *more* of it."""
+    whole = {provider: dict(fields) for provider, fields in (kept or {}).items()}
+    for provider, fields in more.items():
+        whole.setdefault(provider, {}).update(json_value(fields))
+    return whole
 
 
 def settled_chunk(part: ToolPart) -> Chunk:
