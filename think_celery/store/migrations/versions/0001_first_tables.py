@@ -58,6 +58,7 @@ def upgrade() -> None:
         sa.Column("process_id", sa.String(length=200), nullable=True),
         sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("look_at", sa.BigInteger(), nullable=True),
+        sa.Column("waits_for", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("agent_id", "kind", name=op.f("pk_think_lines")),
     )
     op.create_index(
@@ -201,6 +202,7 @@ def upgrade() -> None:
         sa.Column("metadata", sa.Text(), nullable=True),
         sa.Column("fingerprint", sa.String(length=64), nullable=False),
         sa.Column("structure", sa.Text(), nullable=True),
+        sa.Column("seen", sa.String(length=64), nullable=True),
         sa.Column("workflow_key", sa.String(length=200), nullable=True),
         sa.Column("workflow_run", sa.Integer(), nullable=True),
         sa.Column("event_type", sa.String(length=200), nullable=True),
