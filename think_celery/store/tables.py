@@ -73,7 +73,35 @@ agents = Table(
     Column("agent_class", Name, nullable=False),
     Column("name", Name, nullable=False),
     Column("epoch", Integer, nullable=False, server_default="0"),
+    Column("state", Text),
+    Column("state_version", Integer, nullable=False, server_default="0"),
+    Column("queue", Name),
+    Column("started_version", Name),
+    Column("start_attempts", Integer, nullable=False, server_default="0"),
+    Column("start_error_type", Name),
+    Column("start_error", Text),
+    Column("start_failed_at", UtcDateTime),
     Column("created_at", UtcDateTime, nullable=False),
+    Column("destroyed_at", UtcDateTime),
+    Column("knock_at", UtcDateTime),
+    Column("knocks", Integer, nullable=False, server_default="0"),
+    Index("ix_think_agents_name", "agent_class", "name"),
+    _partial("ix_think_agents_failed", "start_failed_at", where="start_failed_at IS NOT NULL"),
+    _partial("ix_think_agents_destroyed", "destroyed_at", where="destroyed_at IS NOT NULL"),
+    _partial("ix_think_agents_knock", "knock_at", where="knock_at IS NOT NULL"),
+)
+
+# Tokens that were used by submissions which are deleted. A row is only ever added, so nobody waits for another.
+past_usage = Table(
+    "think_past_usage",
+    metadata,
+    Column("seq", Sequence, primary_key=True, autoincrement=True),
+    Column("agent_id", Id, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("total_tokens", BigInteger, nullable=False),
+    Index("ix_think_past_usage_agent_id", "agent_id"),
+    sqlite_autoincrement=True,
 )
 
 lines = Table(
@@ -131,6 +159,9 @@ submissions = Table(
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("takeovers", Integer, nullable=False, server_default="0"),
     Column("model_attempts", Integer, nullable=False, server_default="0"),
+    Column("input_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("output_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("total_tokens", BigInteger, nullable=False, server_default="0"),
     Column("not_before", UtcDateTime),
     Column("queue", Name),
     Column("error_type", Name),
@@ -139,6 +170,7 @@ submissions = Table(
     Column("applied_at", UtcDateTime),
     Column("started_at", UtcDateTime),
     Column("completed_at", UtcDateTime),
+    Column("slimmed_at", UtcDateTime),
     Column("knock_at", UtcDateTime),
     Column("knocks", Integer, nullable=False, server_default="0"),
     UniqueConstraint("id"),
@@ -146,6 +178,10 @@ submissions = Table(
     Index("ix_think_submissions_agent", "agent_id", "status", "seq"),
     _partial("uq_think_submissions_running", "agent_id", where="status = 'running'", unique=True),
     _partial("ix_think_submissions_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_submissions_ended", "completed_at", where="completed_at IS NOT NULL"),
+    _partial(
+        "ix_think_submissions_whole", "completed_at", where="completed_at IS NOT NULL AND slimmed_at IS NULL"
+    ),
     sqlite_autoincrement=True,
 )
 
@@ -184,6 +220,7 @@ workflows = Table(
     _partial("ix_think_workflows_knock", "knock_at", where="knock_at IS NOT NULL"),
     _partial("ix_think_workflows_wake", "wake_at", where="wake_at IS NOT NULL"),
     _partial("ix_think_workflows_process", "process_id", where="process_id IS NOT NULL"),
+    _partial("ix_think_workflows_ended", "completed_at", where="completed_at IS NOT NULL"),
     _partial("ix_think_workflows_unread", "key", where="status = 'waiting' AND inbox > parked_inbox"),
 )
 
@@ -245,6 +282,7 @@ outbox = Table(
     Column("knocks", Integer, nullable=False, server_default="0"),
     UniqueConstraint("dedupe_key"),
     _partial("ix_think_outbox_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_outbox_delivered", "delivered_at", where="delivered_at IS NOT NULL"),
     _partial("ix_think_outbox_submission", "submission_id", where="submission_id IS NOT NULL"),
 )
 

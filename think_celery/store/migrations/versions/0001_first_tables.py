@@ -16,9 +16,34 @@ def upgrade() -> None:
         sa.Column("agent_class", sa.String(length=200), nullable=False),
         sa.Column("name", sa.String(length=200), nullable=False),
         sa.Column("epoch", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("state", sa.Text(), nullable=True),
+        sa.Column("state_version", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("started_version", sa.String(length=200), nullable=True),
+        sa.Column("start_attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("start_error_type", sa.String(length=200), nullable=True),
+        sa.Column("start_error", sa.Text(), nullable=True),
+        sa.Column("start_failed_at", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("destroyed_at", sa.BigInteger(), nullable=True),
+        sa.Column("knock_at", sa.BigInteger(), nullable=True),
+        sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_think_agents")),
     )
+    op.create_index("ix_think_agents_name", "think_agents", ["agent_class", "name"], unique=False)
+    for column, index in (
+        ("start_failed_at", "failed"),
+        ("destroyed_at", "destroyed"),
+        ("knock_at", "knock"),
+    ):
+        op.create_index(
+            f"ix_think_agents_{index}",
+            "think_agents",
+            [column],
+            unique=False,
+            sqlite_where=sa.text(f"{column} IS NOT NULL"),
+            postgresql_where=sa.text(f"{column} IS NOT NULL"),
+        )
     op.create_table(
         "think_events",
         sa.Column(
@@ -140,6 +165,14 @@ def upgrade() -> None:
         sa.UniqueConstraint("dedupe_key", name=op.f("uq_think_outbox_dedupe_key")),
     )
     op.create_index(
+        "ix_think_outbox_delivered",
+        "think_outbox",
+        ["delivered_at"],
+        unique=False,
+        sqlite_where=sa.text("delivered_at IS NOT NULL"),
+        postgresql_where=sa.text("delivered_at IS NOT NULL"),
+    )
+    op.create_index(
         "ix_think_outbox_knock",
         "think_outbox",
         ["knock_at"],
@@ -155,6 +188,19 @@ def upgrade() -> None:
         sqlite_where=sa.text("submission_id IS NOT NULL"),
         postgresql_where=sa.text("submission_id IS NOT NULL"),
     )
+    op.create_table(
+        "think_past_usage",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("total_tokens", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_think_past_usage")),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_think_past_usage_agent_id", "think_past_usage", ["agent_id"], unique=False)
     op.create_table(
         "think_processes",
         sa.Column("id", sa.String(length=200), nullable=False),
@@ -210,6 +256,9 @@ def upgrade() -> None:
         sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
         sa.Column("takeovers", sa.Integer(), server_default="0", nullable=False),
         sa.Column("model_attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("total_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("not_before", sa.BigInteger(), nullable=True),
         sa.Column("queue", sa.String(length=200), nullable=True),
         sa.Column("error_type", sa.String(length=200), nullable=True),
@@ -218,6 +267,7 @@ def upgrade() -> None:
         sa.Column("applied_at", sa.BigInteger(), nullable=True),
         sa.Column("started_at", sa.BigInteger(), nullable=True),
         sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.Column("slimmed_at", sa.BigInteger(), nullable=True),
         sa.Column("knock_at", sa.BigInteger(), nullable=True),
         sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("seq", name=op.f("pk_think_submissions")),
@@ -237,6 +287,22 @@ def upgrade() -> None:
         unique=False,
         sqlite_where=sa.text("knock_at IS NOT NULL"),
         postgresql_where=sa.text("knock_at IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_submissions_ended",
+        "think_submissions",
+        ["completed_at"],
+        unique=False,
+        sqlite_where=sa.text("completed_at IS NOT NULL"),
+        postgresql_where=sa.text("completed_at IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_submissions_whole",
+        "think_submissions",
+        ["completed_at"],
+        unique=False,
+        sqlite_where=sa.text("completed_at IS NOT NULL AND slimmed_at IS NULL"),
+        postgresql_where=sa.text("completed_at IS NOT NULL AND slimmed_at IS NULL"),
     )
     op.create_index(
         "uq_think_submissions_running",
@@ -301,6 +367,14 @@ def upgrade() -> None:
         unique=False,
         sqlite_where=sa.text("process_id IS NOT NULL"),
         postgresql_where=sa.text("process_id IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_ended",
+        "think_workflows",
+        ["completed_at"],
+        unique=False,
+        sqlite_where=sa.text("completed_at IS NOT NULL"),
+        postgresql_where=sa.text("completed_at IS NOT NULL"),
     )
     op.create_index(
         "ix_think_workflows_unread",
