@@ -134,19 +134,30 @@ class ToolPart(_Part):
 
     ``type`` is ``tool-<name>`` as browsers expect it. ``state`` is ``input-streaming`` while the model
     still writes the arguments (such a call never runs), ``input-available`` when they are whole, then
-    ``output-available`` with ``output`` or ``output-error`` with ``error_text``. ``started`` says that
+    ``output-available`` with ``output`` or ``output-error`` with ``error_text``. A call that needs somebody's
+    approval is ``approval-requested``, then ``approval-responded`` until it runs, or ``output-denied``; ``approval``
+    holds ``id`` and, once there is a decision, ``approved`` and ``reason``. ``started`` says that
     the tool was called: with no result beside it, its outcome is unknown. ``call_provider_metadata`` is what
     a provider wants back with the call.
     """
 
     type: Annotated[Text, Field(pattern=r"^tool-.")]
     tool_call_id: Text
-    state: Literal["input-streaming", "input-available", "output-available", "output-error"]
+    state: Literal[
+        "input-streaming",
+        "input-available",
+        "approval-requested",
+        "approval-responded",
+        "output-available",
+        "output-error",
+        "output-denied",
+    ]
     input: JsonValue = None
     output: JsonValue = None
     error_text: Text | None = None
     started: bool = False
     call_provider_metadata: dict[str, JsonValue] | None = None
+    approval: dict[str, JsonValue] | None = None
 
     @property
     def tool_name(self) -> str:
@@ -156,7 +167,7 @@ class ToolPart(_Part):
     @property
     def settled(self) -> bool:
         """Whether the call has its result."""
-        return self.state in ("output-available", "output-error")
+        return self.state in ("output-available", "output-error", "output-denied")
 
 
 class OtherPart(_Part):

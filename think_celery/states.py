@@ -48,6 +48,16 @@ class OutboxStatus(StrEnum):
     DROPPED = "dropped"
 
 
+class InteractionStatus(StrEnum):
+    """Where a call stands that waits for a person or for a client."""
+
+    OPEN = "open"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+    ANSWERED = "answered"
+    WITHDRAWN = "withdrawn"
+
+
 SUBMISSION_MOVES: Moves = {
     SubmissionStatus.PENDING: frozenset(
         {SubmissionStatus.RUNNING, SubmissionStatus.ABORTED, SubmissionStatus.SKIPPED, SubmissionStatus.ERROR}
@@ -89,12 +99,27 @@ STEP_MOVES: Moves = {
 }
 
 
-def is_terminal(status: SubmissionStatus | WorkflowStatus | OutboxStatus | StepStatus) -> bool:
+INTERACTION_MOVES: Moves = {
+    InteractionStatus.OPEN: frozenset(
+        {
+            InteractionStatus.APPROVED,
+            InteractionStatus.REJECTED,
+            InteractionStatus.ANSWERED,
+            InteractionStatus.WITHDRAWN,
+        }
+    ),
+}
+
+
+def is_terminal(
+    status: SubmissionStatus | WorkflowStatus | OutboxStatus | StepStatus | InteractionStatus,
+) -> bool:
     """Say whether a row of this status is at its end: nothing moves it any more."""
     moves: dict[type[StrEnum], Moves] = {
         SubmissionStatus: SUBMISSION_MOVES,
         WorkflowStatus: WORKFLOW_MOVES,
         OutboxStatus: OUTBOX_MOVES,
         StepStatus: STEP_MOVES,
+        InteractionStatus: INTERACTION_MOVES,
     }
     return status not in moves[type(status)]

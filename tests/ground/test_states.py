@@ -4,10 +4,12 @@ import pytest
 
 from think_celery import states
 from think_celery.states import (
+    INTERACTION_MOVES,
     OUTBOX_MOVES,
     STEP_MOVES,
     SUBMISSION_MOVES,
     WORKFLOW_MOVES,
+    InteractionStatus,
     OutboxStatus,
     StepStatus,
     SubmissionStatus,
@@ -46,6 +48,17 @@ MACHINES = [
         {"waiting": "done failed", "retrying": "retrying done failed", "done": "", "failed": ""},
     ),
     (OutboxStatus, OUTBOX_MOVES, {"pending": "delivered dropped", "delivered": "", "dropped": ""}),
+    (
+        InteractionStatus,
+        INTERACTION_MOVES,
+        {
+            "open": "approved rejected answered withdrawn",
+            "approved": "",
+            "rejected": "",
+            "answered": "",
+            "withdrawn": "",
+        },
+    ),
 ]
 
 

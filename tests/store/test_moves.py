@@ -9,10 +9,12 @@ import pytest
 from sqlalchemy import Table, bindparam, select
 
 from think_celery.states import (
+    INTERACTION_MOVES,
     OUTBOX_MOVES,
     STEP_MOVES,
     SUBMISSION_MOVES,
     WORKFLOW_MOVES,
+    InteractionStatus,
     OutboxStatus,
     StepStatus,
     SubmissionStatus,
@@ -66,11 +68,20 @@ def news(name: str) -> dict[str, object]:
     return {"id": name, "dedupe_key": name, "workflow_key": "w", "run": 1, "event_type": "e"}
 
 
+def interaction(name: str) -> dict[str, object]:
+    asked = {"agent_id": "a", "agent_class": "A", "agent_name": "x", "submission_id": "s", "message_id": "m"}
+    call = {"tool_call_id": name, "tool": "pay", "kind": "approval", "fingerprint": "f"}
+    return {"id": name, **asked, **call}
+
+
 NOUNS = [
     pytest.param(tables.submissions, "id", submission, SubmissionStatus, SUBMISSION_MOVES, id="submission"),
     pytest.param(tables.workflows, "key", workflow, WorkflowStatus, WORKFLOW_MOVES, id="workflow"),
     pytest.param(tables.steps, "step", step, StepStatus, STEP_MOVES, id="step"),
     pytest.param(tables.outbox, "id", news, OutboxStatus, OUTBOX_MOVES, id="outbox"),
+    pytest.param(
+        tables.interactions, "id", interaction, InteractionStatus, INTERACTION_MOVES, id="interaction"
+    ),
 ]
 
 

@@ -156,6 +156,8 @@ submissions = Table(
     Column("workflow_run", Integer),
     Column("event_type", Name),
     Column("message_id", Id),
+    Column("continues", Id),
+    Column("steps_before", Integer, nullable=False, server_default="0"),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("takeovers", Integer, nullable=False, server_default="0"),
     Column("tries", Integer, nullable=False, server_default="0"),
@@ -187,6 +189,30 @@ submissions = Table(
         "ix_think_submissions_whole", "completed_at", where="completed_at IS NOT NULL AND slimmed_at IS NULL"
     ),
     sqlite_autoincrement=True,
+)
+
+interactions = Table(
+    "think_interactions",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("agent_id", Id, nullable=False),
+    Column("agent_class", Name, nullable=False),
+    Column("agent_name", Name, nullable=False),
+    Column("submission_id", Id, nullable=False),
+    Column("message_id", Id, nullable=False),
+    Column("tool_call_id", Id, nullable=False),
+    Column("tool", Name, nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("fingerprint", String(64), nullable=False),
+    Column("status", String(20), nullable=False),
+    Column("reason", Text),
+    Column("output", JsonText),
+    Column("error", Text),
+    Column("continuation_id", Id),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("decided_at", UtcDateTime),
+    UniqueConstraint("agent_id", "message_id", "tool_call_id"),
+    _partial("ix_think_interactions_open", "agent_id", "created_at", where="status = 'open'"),
 )
 
 workflows = Table(
