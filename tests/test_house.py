@@ -10,7 +10,7 @@ LONGEST = 400  # lines; a longer module is split by noun
 
 FLOORS = (
     "errors states messages tools recurrence serialization settings protocols retries durations schemas "
-    "signals signatures classes records jsontext clock ids breaker forks native logs described names",
+    "signals signatures classes records jsontext clock ids breaker forks native logs described names turnhooks",
     "store events providers",
     "runtime domain",
     "agent agenthandle agentturns agentmessages agentworkflows chatagent workflow workflows",

@@ -6,6 +6,15 @@ from typing import Any, ClassVar
 from think_celery.chatagent import ChatAgent
 from think_celery.protocols import Model
 from think_celery.tools import Tool
+from think_celery.turnhooks import (
+    ModelStepContext,
+    StepConfig,
+    ToolCallContext,
+    ToolCallDecision,
+    ToolResultContext,
+    TurnConfig,
+    TurnContext,
+)
 
 
 class Think(ChatAgent, abstract=True):
@@ -23,7 +32,15 @@ class Think(ChatAgent, abstract=True):
     model: ClassVar[str | Model | None] = None
     system_prompt: ClassVar[str | None] = None
     max_steps: int = 10
-    _hooks: ClassVar[tuple[str, ...]] = ("get_model", "get_system_prompt", "get_tools")
+    _hooks: ClassVar[tuple[str, ...]] = (
+        "get_model",
+        "get_system_prompt",
+        "get_tools",
+        "before_turn",
+        "before_step",
+        "before_tool_call",
+        "after_tool_call",
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class, as every agent's is."""
@@ -51,3 +68,20 @@ class Think(ChatAgent, abstract=True):
     def get_tools(self) -> Sequence[Callable[..., Any] | Tool]:
         """Further tools: functions, decorated or not, or ``Tool`` objects. ``@tool`` methods need no mention."""
         return ()
+
+    # --- decisions on the way: what they raise ends the turn in error -----------------------------
+
+    def before_turn(self, ctx: TurnContext) -> TurnConfig | None:
+        """Decide how this turn is run: its model, system prompt, messages, tools, limits. ``None`` leaves all as it is.
+
+        Called once each time a worker begins with the turn, so again after a crash.
+        """
+
+    def before_step(self, ctx: ModelStepContext) -> StepConfig | None:
+        """Decide how the model is asked in this step. ``None`` leaves all as it is."""
+
+    def before_tool_call(self, ctx: ToolCallContext) -> ToolCallDecision | None:
+        """Allow this call (``None`` does), perhaps with other arguments; block it; or answer in the tool's place."""
+
+    def after_tool_call(self, ctx: ToolResultContext) -> None:
+        """Called when a call's result is stored. A reaction: what it raises is logged, and changes nothing."""

@@ -57,6 +57,12 @@ class AgentHandle:
         agent._own_rt = rt
         return agent
 
+    @classmethod
+    def _overrides(cls, hook: str) -> bool:
+        """Whether the engine has something to call: the first class that has the method is none of ours."""
+        owner = next((base for base in cls.__mro__ if hook in vars(base)), None)
+        return owner is not None and hook not in vars(owner).get("_hooks", ())
+
     @property
     def _rt(self) -> Runtime:
         return self._own_rt or current()

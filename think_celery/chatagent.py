@@ -1,15 +1,73 @@
 """``ChatAgent``: an agent without the loop. ``Think`` is this, with the loop given."""
 
+from collections.abc import Iterable
+from typing import ClassVar
+
 from think_celery.agentmessages import AgentMessages
 from think_celery.agentturns import AgentTurns
 from think_celery.agentworkflows import AgentWorkflows
+from think_celery.domain.receipts import Submission
+from think_celery.protocols import ModelEvent
+from think_celery.turnhooks import (
+    ChatContext,
+    ChatErrorContext,
+    ChatResponseResult,
+    ChunkContext,
+    StepResult,
+)
 
 
 class ChatAgent(AgentTurns, AgentMessages, AgentWorkflows, abstract=True):
-    """An agent: subclass it, and name one with ``TriageAgent("issue-42")``.
+    """An agent with a loop of your own: subclass it, write :meth:`on_chat_message`, name one with ``Helper("a")``.
 
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they
     are called; only turns run in a worker. What is set on the object lives as long as the object.
 
     ``queue`` is the Celery queue of its turns, else ``think_queue``. ``agent_class`` is the name that rows carry.
+    ``max_chained_turns`` is how many turns :meth:`on_chat_response` may ask for, one leading to the next.
     """
+
+    max_chained_turns: int = 50
+    _hooks: ClassVar[tuple[str, ...]] = (
+        "on_chat_message",
+        "on_chunk",
+        "on_step_finish",
+        "on_chat_error",
+        "on_chat_response",
+        "on_submission_status",
+    )
+
+    def on_chat_message(self, ctx: ChatContext) -> "str | Iterable[str | ModelEvent] | None":
+        """Yours to write: the answer to ``ctx.messages``, as a text or, piece by piece, as a generator.
+
+        What is yielded is streamed, stored and recovered like a model's own answer: texts, or the events of a model
+        (``TextDelta``, ``ReasoningDelta``, ``ToolCallComplete``, ``Finish``, …), which any SDK's stream can be turned
+        into. After a crash it is called again: see ``ctx.partial``. When the turn is cancelled, ``ctx.signal`` comes,
+        and the generator is closed. What it raises ends the turn in error.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no on_chat_message(self, ctx). Write one.")
+
+    # --- reactions: what they raise is logged, and changes nothing ---------------------------------
+
+    def on_chunk(self, ctx: ChunkContext) -> None:
+        """Called with each event of the model, after listeners have got it. Many times a second: be quick."""
+
+    def on_step_finish(self, result: StepResult) -> None:
+        """Called when a model step is over: answered, its tool calls made, and all of it stored."""
+
+    def on_chat_error(self, error: BaseException, ctx: ChatErrorContext) -> BaseException | None:
+        """Called once with the error that is about to end a turn; the error that it returns takes its place.
+
+        Not with one that is found before a turn begins: too many attempts, nothing to answer.
+        """
+
+    def on_chat_response(self, result: ChatResponseResult) -> None:
+        """Called after every turn that had started, whoever asked for it: when its answer is stored.
+
+        Listeners have seen that it is done. The next turn waits until this has returned. ``save_messages`` may be
+        called here: it runs a turn and returns its answer; this hook is called for that turn when it has returned from
+        this call. If the process dies here, this call is lost, and nothing else.
+        """
+
+    def on_submission_status(self, submission: Submission) -> None:
+        """Called when a submission has become pending, running, or one of its ends, in the process that made it so."""

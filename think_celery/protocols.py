@@ -182,6 +182,10 @@ class AgentHooks(Protocol):
 
     agent_class: ClassVar[str]
     max_steps: int
+    max_chained_turns: int
+
+    def _overrides(self, hook: str) -> bool:
+        """Whether there is a hook to call: the agent's class overrides that method of ours."""
 
     def get_model(self) -> "str | Model | None":
         """The model, or its name such as ``openai/gpt-5``; ``None`` means the setting ``think_model``."""

@@ -1,11 +1,102 @@
-"""What the user's agent answers when a turn asks for its model and its tools."""
+"""Calls of the methods that users' agents override: those that decide, and those that react."""
 
+import logging
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from think_celery import providers
+from think_celery.domain import calls
+from think_celery.domain.leases import LET_GO_SECONDS, Hold
+from think_celery.errors import InvalidValue, ModelAborted
+from think_celery.logs import trace_of
 from think_celery.protocols import AgentHooks, Model
 from think_celery.runtime import Runtime
 from think_celery.tools import Tool, as_tools, tools_of
+
+logger = logging.getLogger("think_celery.hooks")
+
+T = TypeVar("T")
+
+
+class Hooks:
+    """The hooks of one agent, as one turn calls them.
+
+    ``get_*`` and ``before_*`` decide (:meth:`decide`): what they raise fails the turn. ``on_*`` and ``after_*``
+    react (:meth:`react`): what they raise is logged, with the turn's id, and changes nothing. A hook that was not
+    overridden costs nothing: it is not called. No transaction and no connection is held meanwhile.
+
+    They run one after the other in a thread of their own, so that one that does not come back can be given up when
+    the turn is cancelled, or at its deadline. With ``rt.threads`` off they run in the calling thread.
+    """
+
+    def __init__(self, rt: Runtime, agent: AgentHooks, hold: Hold, submission_id: str) -> None:
+        self._rt, self.agent, self._hold, self._submission_id = rt, agent, hold, submission_id
+        self._helper = calls.Helper()
+
+    def has(self, hook: str) -> bool:
+        """Whether the agent's class overrides that method of ours."""
+        return self.agent._overrides(hook)
+
+    def decide(self, hook: str, *told: Any) -> Any:
+        """Call a hook whose answer counts, and return it. What it raises goes through.
+
+        Raises:
+            ModelAborted: It was given up, for the turn is to end. Whoever catches it finds out why.
+        """
+        result = self._call(hook, told)
+        if isinstance(result, calls.Failed):
+            raise result.error
+        if isinstance(result, calls.Abandoned):
+            raise ModelAborted(f"{hook} did not return in time and was given up")
+        return result.value
+
+    def config(self, hook: str, kind: type[T], *told: Any) -> T | None:
+        """The same of a hook that answers with one of *kind*, or with ``None``; ``None`` if it is not overridden.
+
+        Raises:
+            InvalidValue: It answered with something else.
+        """
+        if not self.has(hook):
+            return None
+        given = self.decide(hook, *told)
+        if given is None or isinstance(given, kind):
+            return given
+        raise InvalidValue(
+            f"{self.agent.agent_class}.{hook} returned a {type(given).__name__}. "
+            f"Return a {kind.__name__}, or None to leave everything as it is."
+        )
+
+    def react(self, hook: str, *told: Any, default: T | None = None) -> Any:
+        """Call a hook that reacts, if it is overridden. Where it fails or was given up, the *default* stands."""
+        if not self.has(hook):
+            return default
+        result = self._call(hook, told)
+        if isinstance(result, calls.Done):
+            return result.value
+        if isinstance(result, calls.Failed):
+            if calls.passes(result.error):
+                raise result.error
+            logger.error(
+                "%s of submission %s failed, which changes nothing: %s",
+                hook,
+                self._submission_id,
+                trace_of(result.error),
+                extra={"think_event": "hook.failed", "think_submission": self._submission_id},
+            )
+        else:
+            logger.error("%s of submission %s did not return and was given up", hook, self._submission_id)
+        return default
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._helper.close()
+
+    def _call(self, hook: str, told: tuple[Any, ...]) -> calls.Result[Any]:
+        method, hold = getattr(self.agent, hook), self._hold
+        left = max(0.0, hold.deadline - self._rt.clock.elapsed()) + LET_GO_SECONDS
+        return calls.attempt(
+            self._rt, lambda: method(*told), timeout=left, signal=hold.signal, helper=self._helper
+        )
 
 
 def model_of(rt: Runtime, agent: AgentHooks) -> Model:
