@@ -151,7 +151,7 @@ submissions = Table(
     Column("metadata", JsonText),
     Column("fingerprint", String(64), nullable=False),
     Column("structure", JsonText),
-    Column("seen", String(64)),
+    Column("based_on", String(64)),
     Column("workflow_key", Id),
     Column("workflow_run", Integer),
     Column("event_type", Name),

@@ -283,7 +283,7 @@ def upgrade() -> None:
         sa.Column("metadata", sa.Text(), nullable=True),
         sa.Column("fingerprint", sa.String(length=64), nullable=False),
         sa.Column("structure", sa.Text(), nullable=True),
-        sa.Column("seen", sa.String(length=64), nullable=True),
+        sa.Column("based_on", sa.String(length=64), nullable=True),
         sa.Column("workflow_key", sa.String(length=200), nullable=True),
         sa.Column("workflow_run", sa.Integer(), nullable=True),
         sa.Column("event_type", sa.String(length=200), nullable=True),
