@@ -29,6 +29,7 @@ ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that 
     "alembic": {"store"},
     "psycopg": {"store"},
     "httpx": {"providers"},
+    "pydantic_ai": {"providers"},
     "redis": {"events.redis"} | HALL,
     "pydantic": GROUND | {"providers", "demo"},
     "pydantic_core": GROUND | {"providers"},

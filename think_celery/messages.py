@@ -40,7 +40,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def clean(value: Any) -> Any:
     """*value* with every string in it made valid Unicode; lists and dicts are copied, the rest is kept."""
     if isinstance(value, str):
-        if not _SURROGATE.search(value):
+        if value.isascii() or not _SURROGATE.search(value):
             return value
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, Mapping):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage
@@ -131,11 +131,17 @@ class ToolCallComplete:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, as far as the provider told."""
+    """Tokens of one request, as far as the provider told.
+
+    ``input_tokens`` counts all that the model read, also what it had in its cache (``cache_read_tokens``) or put
+    there (``cache_write_tokens``).
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     total_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +177,18 @@ class Model(Protocol):
         Raises:
             ModelError: The request failed; ``retryable`` says whether asking again may help. Retrying
                 is the turn's business, never the provider's.
+        """
+
+
+@runtime_checkable
+class ChecksTools(Protocol):
+    """A model that can't be told every schema: it says so when a tool or an output is declared."""
+
+    def check_tool(self, spec: ToolSpec) -> None:
+        """Refuse a tool whose schema this model can't be told.
+
+        Raises:
+            InvalidTool: It can't; the error names the keyword and where it stands.
         """
 
 
@@ -291,6 +309,7 @@ __all__ = [
     "FINAL_ANSWER",
     "AgentHooks",
     "AgentRef",
+    "ChecksTools",
     "Cursor",
     "EventLog",
     "Finish",

@@ -37,18 +37,21 @@ def _database_url(value: Any) -> str:
     return url
 
 
-def _web_url(value: Any) -> str:
-    url = _text(value)
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        fits = False
-    if not fits:
-        raise _Unfit("it must be an http:// or https:// URL, such as https://api.openai.com/v1")
-    if "@" in parts.netloc:  # Celery shows this setting in Flower
-        raise _Unfit("it must not hold a user or password; the key belongs into think_openai_api_key")
-    return url
+def _web_url(vendor: str, example: str) -> Read:
+    def read(value: Any) -> str:
+        url = _text(value)
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise _Unfit(f"it must be an http:// or https:// URL, such as {example}")
+        if "@" in parts.netloc:  # Celery shows this setting in Flower
+            raise _Unfit(f"it must not hold a user or password; the key belongs into think_{vendor}_api_key")
+        return url
+
+    return read
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -139,7 +142,23 @@ class Settings:
     max_payload: int = _setting(1024 * 1024, "max_payload", _bytes)
     fail_tasks: bool = _setting(True, "fail_tasks", _flag)
     openai_api_key: str | None = _setting(None, "openai_api_key", _text, secret=True, vendor="OPENAI_API_KEY")
-    openai_base_url: str | None = _setting(None, "openai_base_url", _web_url, vendor="OPENAI_BASE_URL")
+    openai_base_url: str | None = _setting(
+        None,
+        "openai_base_url",
+        _web_url("openai", "https://api.openai.com/v1"),
+        vendor="OPENAI_BASE_URL",
+    )
+    openai_echo: bool = _setting(True, "openai_echo", _flag)
+    anthropic_api_key: str | None = _setting(
+        None, "anthropic_api_key", _text, secret=True, vendor="ANTHROPIC_API_KEY"
+    )
+    anthropic_base_url: str | None = _setting(
+        None,
+        "anthropic_base_url",
+        _web_url("anthropic", "https://api.anthropic.com"),
+        vendor="ANTHROPIC_BASE_URL",
+    )
+    anthropic_echo: bool = _setting(True, "anthropic_echo", _flag)
 
     @property
     def busy_timeout(self) -> timedelta:

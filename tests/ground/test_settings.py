@@ -31,6 +31,10 @@ def test_the_defaults_are_those_of_the_table():
         "fail_tasks": True,
         "openai_api_key": None,
         "openai_base_url": None,
+        "openai_echo": True,
+        "anthropic_api_key": None,
+        "anthropic_base_url": None,
+        "anthropic_echo": True,
     }
 
 
@@ -126,7 +130,7 @@ class TestMistakes:
 
     def test_a_key_that_resembles_none_is_told_all(self):
         """Whoever is far off sees the list."""
-        with pytest.raises(InvalidSetting, match=r"There are: think_connect_timeout, .*think_turn_timeout"):
+        with pytest.raises(InvalidSetting, match=r"There are: think_anthropic_api_key, .*think_turn_timeout"):
             Settings.from_mapping({"think_zzzzzzzz": 1}, {})
 
     def test_unknown_variables_and_other_keys_are_ignored(self):

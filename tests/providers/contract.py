@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.providers.server import CUT_OFF, HANG, Delay, Hang, ModelServer, Piece, Response, stream
+from tests.providers.server import CUT_OFF, HANG, Delay, Hang, ModelServer, Piece, Response, sse, stream
 from think_celery.errors import ModelAborted, ModelError
 from think_celery.messages import UIMessage, user
 from think_celery.protocols import (
@@ -42,6 +42,9 @@ FINAL = ToolSpec(
     parameters={"type": "object", "properties": {"label": {"type": "string"}}, "required": ["label"]},
 )
 
+REASONING, TEXT = "Zürich or Oslo? 🦊", "I look it up."
+TWO_CALLS = (("weather", {"city": "Zürich"}), ("weather", {"city": "Oslo"}))
+
 
 class Wire(Protocol):
     """A vendor's wire format, as far as the suite needs it."""
@@ -65,6 +68,9 @@ class Wire(Protocol):
 
     def calls(self, *calls: tuple[str, dict[str, Any]]) -> list[Piece]:
         """A whole answer that calls tools, arguments in fragments."""
+
+    def mixed(self, reasoning: str, text: str, *calls: tuple[str, dict[str, Any]]) -> list[Piece]:
+        """A whole answer of reasoning, text and two calls, the fragments of whose arguments take turns."""
 
     def error(self, message: str, *, retryable: bool) -> Piece:
         """An error in the middle of a stream."""
@@ -199,6 +205,66 @@ class ProviderContract:
         assert self.wire.offered_tools(body) == [tool.name for tool in tools]
         assert self.wire.forced_tool(body) == (choice.name if isinstance(choice, ForcedTool) else None)
 
+    def test_a_mixed_answer_cut_at_every_byte(self, server, model):
+        """FR-69: reasoning, text and calls whose fragments take turns; the same wherever the network cuts it in two."""
+        raw = self._mixed()
+        server.script(*(stream(raw[:at], raw[at:]) for at in range(1, len(raw), self.every)))
+        server.script(stream(raw))
+
+        answers = [self.ask(model, request(tools=[WEATHER])) for _ in range(1, len(raw), self.every)]
+        whole = self.ask(model, request(tools=[WEATHER]))
+
+        assert (reasonings(whole), texts(whole)) == (REASONING, TEXT)
+        assert [(name, json.loads(given)) for name, given in whole_calls(whole)] == list(TWO_CALLS)
+        assert finish(whole).reason == "tool-calls"
+        assert all(answer == whole for answer in answers)
+
+    def test_a_mixed_answer_that_breaks_off_at_any_byte(self, server, model):
+        """FR-79: what is cut is never taken for a whole answer, a whole one is never lost, half a call never runs."""
+        raw = self._mixed()
+        server.script(*(stream(raw[:at], CUT_OFF) for at in range(0, len(raw), self.every)))
+
+        ends: list[bool] = []
+        retryable: list[bool] = []
+        for _ in range(0, len(raw), self.every):
+            events: list[ModelEvent] = []
+            try:
+                events += model.stream(request(tools=[WEATHER]), AbortController().signal)
+            except ModelError as error:
+                ends.append(False)
+                retryable.append(error.retryable)
+            else:
+                assert [(name, json.loads(given)) for name, given in whole_calls(events)] == list(TWO_CALLS)
+                ends.append(True)
+
+        assert all(retryable)
+        assert ends == sorted(ends), "a longer piece of the answer was cut, a shorter one whole"
+        assert ends.count(True) * self.every < len(raw) // 2
+
+    every = 1  # how many bytes lie between two cuts
+
+    def _mixed(self) -> bytes:
+        pieces = self.wire.mixed(REASONING, TEXT, *TWO_CALLS)
+        return b"".join(piece if isinstance(piece, bytes) else sse(piece) for piece in pieces)
+
+    def test_options_are_sent(self, server, model):
+        """Temperature, most tokens, headers and the provider's own options, each where it belongs."""
+        server.script(self.wire.text("Hello"))
+        options = {"openai": {"top_p": 0.5}, "anthropic": {"top_p": 0.5}, "pydantic_ai": {"top_p": 0.5}}
+
+        self.ask(
+            model,
+            request(
+                temperature=0.25, max_output_tokens=77, headers={"X-Mine": "yes"}, provider_options=options
+            ),
+        )
+
+        seen = server.seen[0]
+        limit = seen.body.get("max_tokens", seen.body.get("max_completion_tokens"))
+        assert (seen.body["temperature"], limit, seen.body["top_p"]) == (0.25, 77, 0.5)
+        assert seen.headers["x-mine"] == "yes"
+        assert not seen.body.keys() & {"openai", "anthropic", "pydantic_ai"}
+
     # --- failures -------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("retryable", [True, False])
@@ -224,22 +290,21 @@ class ProviderContract:
                 self.ask(model)
             assert failed.value.retryable
 
-    @pytest.mark.parametrize(
-        ("status", "retryable"),
-        [
-            *((status, False) for status in (307, 400, 401, 403, 404, 422)),
-            *((status, True) for status in (408, 409, 425, 429, 500, 502, 503, 529)),
-        ],
+    statuses: tuple[tuple[int, bool], ...] = (
+        *((status, False) for status in (307, 400, 401, 403, 404, 422)),
+        *((status, True) for status in (408, 409, 425, 429, 500, 502, 503, 529)),
     )
-    def test_the_status_says_whether_to_ask_again(self, server, model, status, retryable):
+
+    def test_the_status_says_whether_to_ask_again(self, server, model):
         """One request, the provider's own words in the error, and what the status means."""
-        server.script(self.wire.refusal(status, "the mock says no"))
+        for count, (status, retryable) in enumerate(self.statuses, start=1):
+            server.script(self.wire.refusal(status, "the mock says no"))
 
-        with pytest.raises(ModelError, match="the mock says no") as failed:
-            self.ask(model)
+            with pytest.raises(ModelError, match="the mock says no") as failed:
+                self.ask(model)
 
-        assert (failed.value.retryable, failed.value.status_code) == (retryable, status)
-        assert len(server.requests) == 1
+            assert (failed.value.status_code, failed.value.retryable) == (status, retryable)
+            assert len(server.requests) == count
 
     @pytest.mark.parametrize("status", [429, 503])
     def test_the_wait_that_a_provider_asks_for_is_passed_on(self, server, model, status):
@@ -444,7 +509,7 @@ class ProviderContract:
             events.close()
         else:
             if trouble == "aborted":
-                threading.Timer(0.1, signal.abort).start()
+                threading.Thread(target=lambda: (server.wait_for_requests(1), signal.abort())).start()
             with pytest.raises(ModelError):
                 list(events)
 
@@ -454,7 +519,8 @@ class ProviderContract:
         """FR-10: each thread reads its own answer, whoever else streams at the time."""
 
         def respond(body: Any) -> Response:
-            asked = str(body["messages"][-1]["content"])
+            content = body["messages"][-1]["content"]
+            asked = content if isinstance(content, str) else "".join(block["text"] for block in content)
             words = [piece for n in range(10) for piece in (self.wire.token(f" {asked}.{n}"), Delay(0.002))]
             return stream(*self.wire.begun(asked), *words, *self.wire.ending())
 

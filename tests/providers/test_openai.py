@@ -44,7 +44,7 @@ from tests.providers.server import (
 from think_celery.errors import ModelAborted, ModelError, NoModel
 from think_celery.protocols import Model, ModelTimeouts, ToolCallComplete, Usage
 from think_celery.providers.openai import OpenAIModel
-from think_celery.providers.openai_request import _arguments
+from think_celery.providers.transcript import arguments_of
 from think_celery.signals import AbortController
 
 
@@ -68,6 +68,20 @@ class OpenAIWire:
 
     def calls(self, *calls: tuple[str, dict[str, Any]]) -> list[Piece]:
         return tool_call_frames(*calls)
+
+    def mixed(self, reasoning: str, text: str, *calls: tuple[str, dict[str, Any]]) -> list[Piece]:
+        half = len(reasoning) // 2
+        frames: list[Piece] = [
+            chunk({"role": "assistant", "content": ""}),
+            chunk({"reasoning_content": reasoning[:half]}),
+            chunk({"reasoning_content": reasoning[half:]}),
+            chunk({"content": text}),
+            *(chunk(fragment(at, "", call_id=f"c{at}", name=name)) for at, (name, _) in enumerate(calls)),
+        ]
+        written = [json.dumps(given, ensure_ascii=False) for _, given in calls]
+        frames += [chunk(fragment(at, given[:8])) for at, given in enumerate(written)]
+        frames += [chunk(fragment(at, given[8:])) for at, given in enumerate(written)]
+        return [*frames, chunk(finish="tool_calls"), usage(), DONE]
 
     def error(self, message: str, *, retryable: bool) -> Piece:
         return error_frame(message, code=502 if retryable else "insufficient_quota")
@@ -297,7 +311,7 @@ class TestFrames:
         events = ask(model)
 
         assert whole_calls(events) == [("add", deep)]
-        assert json.loads(_arguments(deep)) == {"raw": deep}
+        assert arguments_of(deep) == {"raw": deep}
 
 
 class TestErrorsInStreams:

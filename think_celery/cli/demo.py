@@ -40,7 +40,9 @@ class Folder(click.Path):
     help="What becomes of reports of high severity. Without it: ask on a terminal, else all.",
 )
 @click.option(
-    "--model", metavar="NAME", help="A real model, such as openai/gpt-5-mini; needs OPENAI_API_KEY."
+    "--model",
+    metavar="NAME",
+    help="A real model, such as openai/gpt-5-mini; needs OPENAI_API_KEY (anthropic/…: ANTHROPIC_API_KEY).",
 )
 @click.option("--base-url", metavar="URL", help="Another server that speaks OpenAI's chat completions.")
 @click.option(

@@ -25,7 +25,6 @@ from think_celery.clock import SystemClock
 from think_celery.domain.audition import audition
 from think_celery.errors import ModelError, ThinkError
 from think_celery.memory import default_to_memory
-from think_celery.protocols import Model
 from think_celery.runtime import agent_classes
 from think_celery.settings import Settings
 
@@ -123,7 +122,7 @@ def _look_at_classes(settings: Settings) -> list[Finding]:
         try:
             cls = agent_classes.get(name)
             if cls.get_model is Think.get_model:
-                _model_of(cls.model or settings.model, settings)
+                providers.of_settings(cls.model or settings.model, settings)
         except ThinkError as error:
             faulty.setdefault(str(error), []).append(name)
     if not agent_classes.names():
@@ -139,14 +138,8 @@ def _look_at_classes(settings: Settings) -> list[Finding]:
     return found or [ok("models", "Each agent class that the app imports has one.")]
 
 
-def _model_of(name: str | Model | None, settings: Settings) -> Model:
-    return providers.resolve(
-        name, openai_api_key=settings.openai_api_key, openai_base_url=settings.openai_base_url
-    )
-
-
 def _look_at_model(name: str, settings: Settings) -> list[Finding]:
-    model = _model_of(name, settings)
+    model = providers.of_settings(name, settings)
     began = _clock.elapsed()
     try:
         fault = audition(model, settings)

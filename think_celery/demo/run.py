@@ -87,15 +87,21 @@ def _model_settings(options: Options, environ: Mapping[str, str]) -> dict[str, A
     """The settings of the model that was named, checked; none where the offline one shall answer."""
     if options.model is None:
         return {}
-    of_models = {name: value for name, value in environ.items() if "OPENAI_" in name}
+    of_models = {name: value for name, value in environ.items() if "OPENAI_" in name or "ANTHROPIC_" in name}
     checked = Settings.from_mapping(_settings(options.model, None, options.base_url), of_models)
-    key, url = checked.openai_api_key, checked.openai_base_url
-    providers.resolve(checked.model, openai_api_key=key, openai_base_url=url)
+    providers.of_settings(checked.model, checked)
+    vendor = _vendor(options.model)
+    key, url = getattr(checked, f"{vendor}_api_key"), getattr(checked, f"{vendor}_base_url")
     return _settings(checked.model, key, url)
 
 
 def _settings(model: str | None, key: str | None, url: str | None) -> dict[str, Any]:
-    return {"think_model": model, "think_openai_api_key": key, "think_openai_base_url": url}
+    vendor = _vendor(model)
+    return {"think_model": model, f"think_{vendor}_api_key": key, f"think_{vendor}_base_url": url}
+
+
+def _vendor(model: str | None) -> str:
+    return "anthropic" if (model or "").startswith("anthropic/") else "openai"
 
 
 def _celery_app(desk: Desk, model: Mapping[str, Any]) -> Celery:

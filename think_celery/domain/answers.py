@@ -132,7 +132,7 @@ class Answer:
         if not isinstance(last, ReasoningPart) or last is self._closed:
             if not metadata:
                 return []
-            chunks = self._grow(ReasoningPart, "reasoning", "")
+            chunks = self._grow(ReasoningPart, "reasoning", "")[:1]  # its start
             last = self.step_parts[-1]
         assert isinstance(last, ReasoningPart)
         self._closed = last

@@ -27,6 +27,7 @@ STORE_SECONDS = 1.0
 """How often the message so far is stored while the model writes."""
 
 COUNTED = ("input_tokens", "output_tokens", "total_tokens")
+COUNTED_IF_TOLD = ("cache_read_tokens", "cache_write_tokens")
 
 
 class Draft:
@@ -63,6 +64,9 @@ class Draft:
         usage = self.metadata.setdefault("usage", {})
         for name in COUNTED:
             usage[name] = usage.get(name, 0) + getattr(finish.usage, name)
+        for name in COUNTED_IF_TOLD:
+            if told := getattr(finish.usage, name):
+                usage[name] = usage.get(name, 0) + told
         raw = finish.raw_reason
         self.metadata["finish_reason"] = finish.reason
         self.metadata["raw_finish_reason"] = raw if raw and raw.replace("_", "-") != finish.reason else None

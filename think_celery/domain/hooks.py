@@ -108,11 +108,7 @@ def model_of(rt: Runtime, agent: AgentHooks) -> Model:
     if rt.stand_in is not None:
         return rt.stand_in(agent.agent_class)
     settings = rt.settings
-    return providers.resolve(
-        agent.get_model() or settings.model,
-        openai_api_key=settings.openai_api_key,
-        openai_base_url=settings.openai_base_url,
-    )
+    return providers.of_settings(agent.get_model() or settings.model, settings)
 
 
 def all_tools(agent: AgentHooks) -> Sequence[Tool]:

@@ -12,8 +12,9 @@ from think_celery.retries import parse_retry_after
 LONGEST_TEXT = 2000
 _RETRYABLE = frozenset({408, 409, 425, 429})
 _NEVER = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
-_NOT_AGAIN = _NEVER | {
+NOT_AGAIN = _NEVER | {
     "authentication_error",
+    "billing_error",
     "content_filter",
     "content_policy_violation",
     "context_length_exceeded",
@@ -23,7 +24,10 @@ _NOT_AGAIN = _NEVER | {
     "model_not_found",
     "not_found_error",
     "permission_error",
+    "request_too_large",
 }
+"""Codes and types of errors after which asking again can't help."""
+
 _HINT = re.compile(
     r"(?:again|retry|wait)\s+(?:(?:in|after|for)\s+)?"
     r"(?:(?P<minutes>\d+)\s?m(?:in(?:ute)?s?)?(?![a-z])\s?)?"
@@ -58,7 +62,7 @@ def in_answer(frame: Mapping[str, Any], headers: Mapping[str, str] | None = None
     if status is not None:
         retryable = (status in _RETRYABLE or status >= 500) and not _words(error) & _NEVER
     else:
-        retryable = not _words(error) & _NOT_AGAIN
+        retryable = not _words(error) & NOT_AGAIN
     return ModelError(
         _text(error) or "the provider reported an error without a text",
         retryable=retryable,

@@ -1,42 +1,82 @@
 """A model request as the body of OpenAI's chat completions."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from think_celery.errors import ModelError
 from think_celery.ids import short_hash
-from think_celery.messages import FilePart, Part, StepStartPart, TextPart, ToolPart, UIMessage, json_value
+from think_celery.messages import FilePart, Part, ReasoningPart, TextPart, ToolPart, UIMessage
 from think_celery.protocols import ForcedTool, ModelRequest, ToolSpec
+from think_celery.providers.options import body_options
+from think_celery.providers.profiles import Profile, fitted
 from think_celery.providers.toolcalls import UniqueIds
+from think_celery.providers.transcript import (
+    Wire,
+    arguments_of,
+    described_file,
+    dumps,
+    own_metadata,
+    result_of,
+    steps_of,
+)
 
 LONGEST_ID = 40  # OpenAI refuses longer ids of tool calls, which other servers give
 
-Wire = dict[str, Any]
+_TOOLS = "Offer tools through the agent."
+RESERVED = {
+    "model": "Name the model in `model` or get_model().",
+    "messages": "Messages come from the conversation and the system prompt.",
+    "stream": "Answers are always streamed.",
+    "n": "A turn has one answer.",
+    "tools": _TOOLS,
+    "functions": _TOOLS,
+    "tool_choice": "Set the tool choice of the turn or step.",
+    "function_call": "Set the tool choice of the turn or step.",
+}
+"""The fields of the body that are the engine's own, and what to do instead of setting them."""
+
+_OWN_FIELDS = frozenset({"role", "content", "tool_calls", "refusal", "function_call", "name"})
+_OWN_CALL_FIELDS = frozenset({"index", "id", "type", "function"})
 
 
-def request_body(model: str, request: ModelRequest, extra: Mapping[str, Any]) -> bytes:
-    """The body, valid UTF-8 whatever the texts hold."""
-    body: Wire = {
-        "model": model,
-        "messages": wire_messages(request),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+def request_body(
+    model: str,
+    request: ModelRequest,
+    extra: Mapping[str, Any],
+    *,
+    provider: str | None = None,
+    max_tokens_field: str = "max_completion_tokens",
+    schemas: Profile = "standard",
+) -> bytes:
+    """The body, valid UTF-8 whatever the texts hold.
+
+    *extra* are the model's own fields; the request's win over them. *provider* is whose metadata is sent back.
+
+    Raises:
+        ModelError: A provider option is one of the engine's own fields, or the transcript is not whole.
+        InvalidTool: A tool's schema can't be told as *schemas* says.
+    """
+    body: Wire = {"model": model, "messages": wire_messages(request, provider), "stream": True}
     if request.tools:
-        body["tools"] = [_tool(spec) for spec in request.tools]
+        body["tools"] = [_tool(spec, schemas) for spec in request.tools]
         choice = request.tool_choice
         body["tool_choice"] = (
             {"type": "function", "function": {"name": choice.name}}
             if isinstance(choice, ForcedTool)
             else choice
         )
-    body.update(extra)
-    return _dumps(body).encode("utf-8")
+    options = dict(extra)
+    if request.temperature is not None:
+        options["temperature"] = request.temperature
+    if request.max_output_tokens is not None:
+        options[max_tokens_field] = request.max_output_tokens
+    options |= body_options("openai", request.provider_options, RESERVED)
+    streaming = options.pop("stream_options", {})
+    if streaming is not None:  # `None` is for servers that don't know the field
+        body["stream_options"] = {"include_usage": True, **streaming}
+    return dumps(body | options).encode("utf-8")
 
 
-def wire_messages(request: ModelRequest) -> list[Wire]:
+def wire_messages(request: ModelRequest, provider: str | None = None) -> list[Wire]:
     """The conversation as chat messages: each assistant message with tool calls is followed by their results."""
     wire: list[Wire] = []
     if request.system:
@@ -51,13 +91,15 @@ def wire_messages(request: ModelRequest) -> list[Wire]:
                 if content := _user_content(message):
                     wire.append({"role": "user", "content": content})
             case "assistant":
-                for step in _steps(message.parts):
-                    wire.extend(step.wire(ids))
+                for step in steps_of(message.parts):
+                    wire.extend(_step(step, ids, provider))
     return wire
 
 
-def _tool(spec: ToolSpec) -> Wire:
-    function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+def _tool(spec: ToolSpec, schemas: Profile) -> Wire:
+    function: Wire = {"name": spec.name, "description": spec.description, "parameters": fitted(schemas, spec)}
+    if schemas == "strict":
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
@@ -77,82 +119,56 @@ def _user_content(message: UIMessage) -> str | list[Wire]:
 def _file(part: FilePart) -> Wire:
     if part.media_type.startswith("image/"):
         return {"type": "image_url", "image_url": {"url": part.url}}
-    name = part.filename or "file"
     if part.url.startswith("data:"):
-        return {"type": "file", "file": {"filename": name, "file_data": part.url}}
-    return {"type": "text", "text": f"[{name} ({part.media_type}): {part.url}]"}
+        return {"type": "file", "file": {"filename": part.filename or "file", "file_data": part.url}}
+    return {"type": "text", "text": described_file(part)}
 
 
-@dataclass
-class _Step:
+def _step(parts: Sequence[Part], ids: UniqueIds, provider: str | None) -> Iterator[Wire]:
     """What the model wrote in one step, and what its tools answered."""
-
-    text: str = ""
-    calls: list[ToolPart] = field(default_factory=list)
-
-    def wire(self, ids: UniqueIds) -> Iterator[Wire]:
-        if not self.text and not self.calls:
-            return
-        answer: Wire = {"role": "assistant", "content": self.text or None}
-        results: list[Wire] = []
-        for call in self.calls:
-            wanted = call.tool_call_id
-            call_id = ids.unique(wanted if len(wanted) <= LONGEST_ID else f"call_{short_hash(wanted)}")
-            function = {"name": call.tool_name, "arguments": _arguments(call.input)}
-            answer.setdefault("tool_calls", []).append(
-                {"id": call_id, "type": "function", "function": function}
-            )
-            results.append({"role": "tool", "tool_call_id": call_id, "content": _result(call)})
-        yield answer
-        yield from results
+    text = "".join(part.text for part in parts if isinstance(part, TextPart))
+    calls = [part for part in parts if isinstance(part, ToolPart)]
+    if not text and not calls:
+        return
+    answer: Wire = {"role": "assistant", "content": text or None}
+    results: list[Wire] = []
+    for call in calls:
+        wanted = call.tool_call_id
+        call_id = ids.unique(wanted if len(wanted) <= LONGEST_ID else f"call_{short_hash(wanted)}")
+        answer.setdefault("tool_calls", []).append(_call(call, call_id, provider))
+        results.append({"role": "tool", "tool_call_id": call_id, "content": result_of(call)})
+    _echo(answer, parts, provider)
+    yield answer
+    yield from results
 
 
-def _steps(parts: Sequence[Part]) -> list[_Step]:
-    """The steps of an assistant message. Where none are marked, text after a call begins the next one."""
-    marked = any(isinstance(part, StepStartPart) for part in parts)
-    steps = [_Step()]
+def _call(call: ToolPart, call_id: str, provider: str | None) -> Wire:
+    own = own_metadata(call, provider)
+    function: Wire = {"name": call.tool_name, "arguments": dumps(arguments_of(call.input))}
+    function = {**_mapping(own.get("function")), **function}
+    kept = {key: value for key, value in _mapping(own.get("call")).items() if key not in _OWN_CALL_FIELDS}
+    return {"id": call_id, "type": "function", "function": function, **kept}
+
+
+def _echo(answer: Wire, parts: Sequence[Part], provider: str | None) -> None:
+    """Give back what the provider sent beside text and calls, in the fields in which it came."""
+    thoughts: list[Wire] = []
     for part in parts:
-        if isinstance(part, StepStartPart):
-            steps.append(_Step())
-        elif isinstance(part, TextPart):
-            if not marked and steps[-1].calls:
-                steps.append(_Step())
-            steps[-1].text += part.text
-        elif isinstance(part, ToolPart):
-            steps[-1].calls.append(part)
-    return steps
+        own = own_metadata(part, provider)
+        for key, value in _mapping(own.get("message")).items():
+            if key not in _OWN_FIELDS:
+                answer[key] = value
+        field = own.get("as")
+        if not isinstance(part, ReasoningPart) or not isinstance(field, str) or not part.text:
+            continue
+        if field == "content":  # typed parts, among which those of the text
+            thoughts.append({"type": "thinking", "thinking": [{"type": "text", "text": part.text}]})
+        elif field not in _OWN_FIELDS:
+            answer[field] = str(answer.get(field) or "") + part.text
+    if thoughts:
+        said = answer["content"]
+        answer["content"] = [*thoughts, *([{"type": "text", "text": said}] if said else [])]
 
 
-def _arguments(given: Any) -> str:
-    """The JSON text of an object. Servers that parse it fail on anything else, and then on every later turn."""
-    if isinstance(given, str):
-        try:
-            given = json.loads(given) if given.strip() else {}
-        except (ValueError, RecursionError):  # the latter: nested too deep
-            return _dumps({"raw": given})
-    if given is None:
-        return "{}"
-    return _dumps(given if isinstance(given, Mapping) else {"raw": given})
-
-
-def _result(call: ToolPart) -> str:
-    match call.state:
-        case "output-available":
-            return call.output if isinstance(call.output, str) else _dumps(call.output)
-        case "output-error":
-            return f"Error: {call.error_text or 'the tool failed'}"
-        case _:
-            raise ModelError(
-                f"tool call {call.tool_call_id!r} of {call.tool_name!r} has no result (state {call.state!r}). Each "
-                "call in a request must have one; repair the transcript before asking the model."
-            )
-
-
-def _dumps(value: Any) -> str:
-    """JSON that any server can read: no NaN, no lone surrogate."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        text.encode("utf-8")
-        return text
-    except (ValueError, TypeError):
-        return json.dumps(json_value(value), ensure_ascii=False)
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

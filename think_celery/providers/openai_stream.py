@@ -4,11 +4,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from think_celery.errors import ModelError
-from think_celery.protocols import Finish, ModelEvent, ReasoningDelta, TextDelta, Usage
+from think_celery.protocols import (
+    Finish,
+    ModelEvent,
+    ReasoningDelta,
+    ReasoningEnd,
+    StepMetadata,
+    TextDelta,
+    Usage,
+)
 from think_celery.providers import failures
+from think_celery.providers.reading import frame_of
+from think_celery.providers.sse import ServerSentEvent
 from think_celery.providers.toolcalls import Joiner, ToolCalls, UniqueIds
 
 Json = Mapping[str, Any]
+
+_REASONING = ("reasoning_content", "reasoning")
+_KNOWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "name", *_REASONING})
+_GROWING = frozenset({"text", "summary", "data"})
 
 _REASONS: dict[str, Any] = {
     "stop": "stop",
@@ -19,36 +33,34 @@ _REASONS: dict[str, Any] = {
 
 
 class Answer:
-    """One answer as it comes in: feed it frames, or a whole body, and take the events."""
+    """One answer as it comes in; see :class:`think_celery.providers.reading.Answer`.
 
-    def __init__(self, ids: UniqueIds) -> None:
-        self._calls = ToolCalls(ids)
+    What the provider sends beside text and calls (reasoning, signatures, fields that nobody here knows) is kept as
+    metadata of *provider*, for it may want it back.
+    """
+
+    def __init__(self, ids: UniqueIds, provider: str = "openai") -> None:
+        self._provider = provider
+        self._calls = ToolCalls(ids, provider)
         self._text, self._reasoning = Joiner(), Joiner()
+        self._reasons_in: str | None = None  # the field in which reasoning comes, while it does
+        self._fields: dict[str, Any] = {}
         self._usage = Usage()
         self._raw_reason: str | None = None
         self._begun = False
+        self.done = False
 
     @property
     def finished(self) -> bool:
         """Whether the provider named a reason for the end: the answer is whole."""
         return self._raw_reason is not None
 
-    def frame(self, frame: Any) -> list[ModelEvent]:
-        """The events of one frame: often none, for frames also keep books.
-
-        Raises:
-            ModelError: The frame carries an error, whatever else it carries.
-        """
-        if not isinstance(frame, Mapping):
-            raise ModelError(f"the provider sent a frame that is no JSON object: {frame!r}", retryable=True)
-        if (error := failures.in_answer(frame)) is not None:
-            raise error
-        self._take_usage(frame.get("usage"))
-        events: list[ModelEvent] = []
-        for choice in frame.get("choices") or ():
-            if isinstance(choice, Mapping) and choice.get("index") in (0, None):
-                events += self._choice(choice)
-        return events
+    def take(self, event: ServerSentEvent) -> list[ModelEvent]:
+        """The model's events in one event of the stream."""
+        if event.data[:1] != "{" and event.data.strip() == "[DONE]":
+            self.done = True
+            return []
+        return self._frame(frame_of(event))
 
     def body(self, body: Any) -> list[ModelEvent]:
         """The events of an answer that came as one JSON body, without its :class:`Finish`.
@@ -56,28 +68,31 @@ class Answer:
         Raises:
             ModelError: It carries an error, or is no completion.
         """
-        events = self.frame(body)
+        events = self._frame(body)
         if not body.get("choices"):
             raise ModelError(
                 "the server answered with JSON that is no chat completion (it has no choices); is the base_url right?"
             )
+        self.done = True
         return events
 
-    def end(self, *, done: bool) -> list[ModelEvent]:
-        """The last events, with :class:`Finish`. *done* says that the provider marked the end of the stream.
+    def end(self) -> list[ModelEvent]:
+        """The last events, with :class:`Finish`.
 
         Raises:
             ModelError: Nothing says that the answer is whole.
         """
-        if not self.finished and not done:
+        if not self.finished and not self.done:
             what = "in the middle of the answer" if self._begun else "before the answer began"
             raise ModelError(f"the stream ended {what}, without a finish reason", retryable=True)
         cut_short = _REASONS.get(self._raw_reason or "") in ("length", "content-filter")
         events: list[ModelEvent] = []
+        events += self._end_reasoning()
         events += _deltas(TextDelta, self._text.end())
-        events += _deltas(ReasoningDelta, self._reasoning.end())
         calls = self._calls.complete(cut_short=cut_short)
         events += calls
+        if self._fields:
+            events.append(StepMetadata({self._provider: {"message": self._fields}}))
         if self._raw_reason is None:
             reason: Any = "unknown"
         elif calls and not cut_short:
@@ -87,36 +102,112 @@ class Answer:
         events.append(Finish(reason, self._raw_reason, self._usage))
         return events
 
-    def _choice(self, choice: Json) -> Iterator[ModelEvent]:
+    def _frame(self, frame: Mapping[str, Any]) -> list[ModelEvent]:
+        if (error := failures.in_answer(frame)) is not None:
+            raise error
+        if (usage := frame.get("usage")) is not None:
+            self._take_usage(usage)
+        events: list[ModelEvent] = []
+        for choice in frame.get("choices") or ():
+            if isinstance(choice, Mapping) and choice.get("index") in (0, None):
+                self._choice(choice, events)
+        return events
+
+    def _choice(self, choice: Json, events: list[ModelEvent]) -> None:
         delta = choice.get("delta")
         if not delta and not self._begun:
             delta = _numbered(choice.get("message"))  # a whole answer; after pieces it would only repeat them
         if isinstance(delta, Mapping):
-            for event in self._delta(delta):
-                self._begun = True
-                yield event
+            before = len(events)
+            self._delta(delta, events)
+            self._begun = self._begun or len(events) > before
         if reason := choice.get("finish_reason"):
             self._raw_reason = str(reason)
 
-    def _delta(self, delta: Json) -> Iterator[ModelEvent]:
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        if isinstance(reasoning, str):
-            yield from _deltas(ReasoningDelta, self._reasoning.feed(reasoning))
-        for kind, text in _content(delta.get("content")):
-            joiner = self._text if kind is TextDelta else self._reasoning
-            yield from _deltas(kind, joiner.feed(text))
-        if isinstance(refusal := delta.get("refusal"), str):
-            yield from _deltas(TextDelta, self._text.feed(refusal))
+    def _delta(self, delta: Json, events: list[ModelEvent]) -> None:
+        content = delta.get("content")
+        if len(delta) == 1 and content and isinstance(content, str) and self._reasons_in is None:
+            events += _deltas(TextDelta, self._text.feed(content))  # what nearly all frames are
+            return
+        for field in _REASONING:
+            if (reasoning := delta.get(field)) and isinstance(reasoning, str):
+                self._reason(field, reasoning, events)
+                break
+        for kind, text in _content(content):
+            if kind is ReasoningDelta:
+                self._reason("content", text, events)
+            elif text:
+                self._write(text, events)
+        if isinstance(refusal := delta.get("refusal"), str) and refusal:
+            self._write(refusal, events)
         fragments = delta.get("tool_calls")
         for fragment in fragments if isinstance(fragments, list) else ():
             if isinstance(fragment, Mapping) and (event := self._calls.add(fragment)) is not None:
-                yield event
+                events += self._end_reasoning()
+                events.append(event)
+        for name, value in delta.items():
+            if name not in _KNOWN and value is not None:
+                self._fields[name] = _joined(self._fields.get(name), value)
+
+    def _write(self, text: str, events: list[ModelEvent]) -> None:
+        events += self._end_reasoning()
+        events += _deltas(TextDelta, self._text.feed(text))
+
+    def _reason(self, field: str, text: str, events: list[ModelEvent]) -> None:
+        if text:
+            self._reasons_in = field
+            events += _deltas(ReasoningDelta, self._reasoning.feed(text))
+
+    def _end_reasoning(self) -> list[ModelEvent]:
+        """The reasoning so far is a block: it is to be sent back in the field in which it came."""
+        if self._reasons_in is None:
+            return []
+        metadata = {self._provider: {"as": self._reasons_in}}
+        self._reasons_in = None
+        return [*_deltas(ReasoningDelta, self._reasoning.end()), ReasoningEnd(metadata)]
 
     def _take_usage(self, usage: Any) -> None:
         if isinstance(usage, Mapping):
-            given = _count(usage, "prompt_tokens")
+            read = _count(usage, "prompt_tokens")
             written = _count(usage, "completion_tokens")
-            self._usage = Usage(given, written, _count(usage, "total_tokens") or given + written)
+            details = usage.get("prompt_tokens_details")
+            cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else 0
+            total = _count(usage, "total_tokens") or read + written
+            self._usage = Usage(read, written, total, cache_read_tokens=cached)
+
+
+def _joined(kept: Any, more: Any) -> Any:
+    """A field that came in pieces: texts and lists go on, pieces of one numbered item are that item."""
+    if isinstance(kept, str) and isinstance(more, str):
+        return kept + more
+    if isinstance(kept, Mapping) and isinstance(more, Mapping):
+        return {**kept, **more}
+    if not isinstance(more, list):
+        return more
+    items = list(kept) if isinstance(kept, list) else []
+    for item in more:
+        last = items[-1] if items else None
+        if isinstance(item, Mapping) and isinstance(last, Mapping) and _same_item(last, item):
+            items[-1] = _grown(last, item)
+        else:
+            items.append(item)
+    return items
+
+
+def _same_item(last: Json, item: Json) -> bool:
+    index = item.get("index")
+    return index is not None and last.get("index") == index and last.get("type") == item.get("type")
+
+
+def _grown(last: Json, item: Json) -> Json:
+    grown = dict(last)
+    for key, value in item.items():
+        old = grown.get(key)
+        if key in _GROWING and isinstance(old, str) and isinstance(value, str):
+            grown[key] = old + value
+        elif value is not None:
+            grown[key] = value
+    return grown
 
 
 def _deltas(kind: type[TextDelta] | type[ReasoningDelta], text: str) -> list[ModelEvent]:

@@ -3,15 +3,17 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from think_celery.errors import ModelError
 from think_celery.ids import new_id
 from think_celery.messages import clean
-from think_celery.protocols import ToolCallComplete, ToolCallDelta
+from think_celery.protocols import ProviderMetadata, ToolCallComplete, ToolCallDelta
 
 _HALF_PAIR = re.compile("[\ud800-\udbff]$")
+_CALL = frozenset({"index", "id", "type", "function"})
+_FUNCTION = frozenset({"name", "arguments"})
 
 
 class Joiner:
@@ -22,6 +24,8 @@ class Joiner:
 
     def feed(self, piece: str) -> str:
         """The text that is whole with this piece."""
+        if not self._half and piece.isascii():
+            return piece
         text, self._half = self._half + piece, ""
         if _HALF_PAIR.search(text):
             text, self._half = text[:-1], text[-1]
@@ -60,6 +64,8 @@ class _Slot:
     arguments: str
     unsent: str
     joiner: Joiner
+    call_fields: dict[str, Any] = field(default_factory=dict)  # the provider's own
+    function_fields: dict[str, Any] = field(default_factory=dict)
 
 
 class ToolCalls:
@@ -67,10 +73,11 @@ class ToolCalls:
 
     A fragment belongs to the call of its index, whatever was written last. Servers that reuse an index, an id
     or send neither are met with what tells the calls apart; where nothing does, it is an error, never a guess.
+    Fields of a call that are none of ours are kept as metadata of *provider*, to be sent back with it.
     """
 
-    def __init__(self, ids: UniqueIds) -> None:
-        self._ids = ids
+    def __init__(self, ids: UniqueIds, provider: str | None = None) -> None:
+        self._ids, self._provider = ids, provider
         self._slots: list[_Slot] = []
 
     def __len__(self) -> int:
@@ -95,6 +102,8 @@ class ToolCalls:
             slot = _Slot(len(self), index, wire_id, self._ids.unique(wire_id), name, "", "", Joiner())
             self._slots.append(slot)
         slot.name = slot.name or name
+        _collect(slot.call_fields, fragment, _CALL)
+        _collect(slot.function_fields, function, _FUNCTION)
         more = slot.joiner.feed(arguments)
         slot.arguments += more
         slot.unsent += more
@@ -117,8 +126,14 @@ class ToolCalls:
             if not slot.name:
                 raise ModelError("the provider sent a tool call without a name", retryable=True)
             arguments = slot.arguments if slot.arguments.strip() else "{}"
-            calls.append(ToolCallComplete(slot.index, slot.call_id, slot.name, arguments))
+            metadata = self._metadata(slot)
+            calls.append(ToolCallComplete(slot.index, slot.call_id, slot.name, arguments, metadata))
         return calls
+
+    def _metadata(self, slot: _Slot) -> ProviderMetadata | None:
+        fields = {"call": slot.call_fields, "function": slot.function_fields}
+        kept = {key: value for key, value in fields.items() if value}
+        return {self._provider: kept} if kept and self._provider is not None else None
 
     def _find(self, index: int | None, wire_id: str, name: str, arguments: str) -> _Slot | None:
         """The call that the fragment goes on with; ``None`` if it begins one."""
@@ -153,6 +168,12 @@ def _begins_another(slot: _Slot, wire_id: str, name: str, arguments: str) -> boo
     if wire_id and slot.wire_id and wire_id != slot.wire_id:
         return True
     return bool(arguments.strip()) and _is_object(slot.arguments)
+
+
+def _collect(kept: dict[str, Any], fields: Mapping[str, Any], known: frozenset[str]) -> None:
+    for key, value in fields.items():
+        if key not in known and value is not None:
+            kept[key] = value
 
 
 def _text(arguments: Any) -> str:
