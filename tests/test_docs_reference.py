@@ -36,6 +36,7 @@ FAMILIES = {
     "InvalidValue",
     "SubmissionError",
     "TurnError",
+    "InteractionError",
     "WorkflowError",
     "TaskFailed",
     "Unwind",

@@ -9,11 +9,11 @@ PACKAGE = Path(__file__).parent.parent / "think_celery"
 LONGEST = 400  # lines; a longer module is split by noun
 
 FLOORS = (
-    "errors states messages tools recurrence serialization settings protocols retries durations schemas "
+    "errors states messages tools approvals recurrence serialization settings protocols retries durations schemas "
     "signals signatures classes records jsontext clock ids breaker forks native logs described names turnhooks",
     "store events providers",
     "runtime domain",
-    "agent agenthandle agentturns agentmessages agentworkflows chatagent workflow workflows",
+    "agent agenthandle agentturns agentinteractions agentmessages agentworkflows chatagent workflow workflows",
     "tasks beat mail web memory brokers publishing worker revoked inspection stops",
     "__init__ app celery cli embedded testing demo contrib",
 )

@@ -2,6 +2,8 @@
 
 from think_celery.agent import Think
 from think_celery.app import ThinkCelery
+from think_celery.domain.decisions import InteractionResult
+from think_celery.domain.interactions import PendingInteraction
 from think_celery.domain.live import LiveEvent
 from think_celery.domain.receipts import Submission
 from think_celery.domain.replay import StepContext
@@ -11,16 +13,19 @@ from think_celery.errors import NonRetryableError, StepError, ThinkError
 from think_celery.messages import UIMessage
 from think_celery.retries import Retry
 from think_celery.signals import AbortController, AbortSignal
-from think_celery.states import SubmissionStatus, WorkflowStatus
-from think_celery.tools import Tool, ToolContext, tool
+from think_celery.states import InteractionStatus, SubmissionStatus, WorkflowStatus
+from think_celery.tools import Tool, ToolContext, client_tool, tool
 from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
 
 __all__ = [
     "AbortController",
     "AbortSignal",
     "Approval",
+    "InteractionResult",
+    "InteractionStatus",
     "LiveEvent",
     "NonRetryableError",
+    "PendingInteraction",
     "ReceivedEvent",
     "Retry",
     "StepContext",
@@ -38,5 +43,6 @@ __all__ = [
     "WorkflowEvent",
     "WorkflowRun",
     "WorkflowStatus",
+    "client_tool",
     "tool",
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import ClassVar
 
+from think_celery.agentinteractions import AgentInteractions
 from think_celery.agentmessages import AgentMessages
 from think_celery.agentturns import AgentTurns
 from think_celery.agentworkflows import AgentWorkflows
@@ -17,7 +18,7 @@ from think_celery.turnhooks import (
 )
 
 
-class ChatAgent(AgentTurns, AgentMessages, AgentWorkflows, abstract=True):
+class ChatAgent(AgentTurns, AgentInteractions, AgentMessages, AgentWorkflows, abstract=True):
     """An agent with a loop of your own: subclass it, write :meth:`on_chat_message`, name one with ``Helper("a")``.
 
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they

@@ -9,11 +9,13 @@ from typing import Any, TypeVar, overload
 
 from pydantic import ValidationError
 
+from think_celery import approvals
+from think_celery.approvals import NeedsApproval
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import AsyncNotSupported, InvalidTool, InvalidToolArguments, InvalidToolResult
 from think_celery.jsontext import JsonSchema, read_json, schema_problems, unfit_schema
 from think_celery.messages import clean, json_value
-from think_celery.schemas import validation_problems
+from think_celery.schemas import output_schema, validation_problems
 from think_celery.signals import AbortSignal
 from think_celery.signatures import Signature, read_signature
 
@@ -45,10 +47,11 @@ class ToolContext:
 class _Options:
     """What ``@tool`` was told."""
 
-    name: str | None
-    description: str | None
-    idempotent: bool
-    timeout_seconds: float | None
+    name: str | None = None
+    description: str | None = None
+    idempotent: bool = False
+    timeout_seconds: float | None = None
+    needs_approval: NeedsApproval = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,24 +59,51 @@ class Tool:
     """A function that a model may ask for. Made by :func:`tools_of` and :func:`as_tool`, or by hand.
 
     ``parameters`` is the JSON Schema of its arguments. ``idempotent`` says that a call whose outcome a
-    crash made unknown may be made again. ``timeout_seconds`` is how long one call may take. A tool made by
-    hand, for a schema that came from elsewhere, gets the arguments just as the model wrote them.
+    crash made unknown may be made again. ``timeout_seconds`` is how long one call may take. ``needs_approval``
+    says whether a call waits for somebody's approval. A tool made by hand, for a schema that came from
+    elsewhere, gets the arguments just as the model wrote them; one without a function is run by a client
+    (see :func:`client_tool`).
     """
 
     name: str
     description: str
     parameters: dict[str, Any]
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None = None
     idempotent: bool = False
     timeout_seconds: float | None = None
+    needs_approval: NeedsApproval = False
     signature: Signature | None = None
 
     def __post_init__(self) -> None:
-        _check_function(self.function, self.name)
+        if self.function is None:
+            _check_name(self.name)
+        else:
+            _check_function(self.function, self.name)
         if self.signature is None:
             problem = unfit_schema(self.parameters)
             if problem:
                 raise InvalidTool(self.name, problem, 'Pass a JSON Schema with "type": "object".')
+        approvals.check(self.name, self.needs_approval, self._parameter_names(), is_client=self.is_client)
+
+    def _parameter_names(self) -> set[str]:
+        if self.signature is not None:
+            return set(self.signature.fields.values())
+        return set(self.parameters.get("properties", ()))
+
+    @property
+    def is_client(self) -> bool:
+        """Whether a client runs it: it has no function here."""
+        return self.function is None
+
+    def asks_first(self, kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call with what :meth:`validate` returned needs somebody's approval.
+
+        What the function raises goes through.
+        """
+        names = self._parameter_names()
+        return self.function is not None and approvals.needed(
+            self.needs_approval, self.function, names, kwargs
+        )
 
     @property
     def takes_context(self) -> bool:
@@ -113,6 +143,7 @@ class Tool:
             AsyncNotSupported: It returned a coroutine.
         """
         wanted = self.signature.context_parameter if self.signature else None
+        assert self.function is not None, "a client runs this tool"
         result = self.function(**kwargs, **({wanted: context} if wanted else {}))
         if inspect.iscoroutine(result):
             result.close()
@@ -131,6 +162,7 @@ def tool(
     description: str | None = None,
     idempotent: bool = False,
     timeout: Duration | None = None,
+    needs_approval: NeedsApproval = False,
 ) -> Callable[[F], F]: ...
 
 
@@ -142,6 +174,7 @@ def tool(
     description: str | None = None,
     idempotent: bool = False,
     timeout: Duration | None = None,
+    needs_approval: NeedsApproval = False,
 ) -> Any:
     """Offer a method or a function to the model. Used bare (``@tool``) or with options.
 
@@ -157,6 +190,9 @@ def tool(
         idempotent: A repeated call does no harm, so one whose outcome a crash made unknown is made again.
             Otherwise the model is told that the outcome is unknown.
         timeout: How long one call may take.
+        needs_approval: ``True``: each call waits until ``approve_tool_call`` or ``reject_tool_call`` decides on it,
+            and the turn ends meanwhile. Or a function that takes some of the arguments by name and says whether
+            this call waits. It must be quick and have no effects; where it raises, the call waits.
 
     Raises:
         AsyncNotSupported: The function is ``async def``.
@@ -164,7 +200,13 @@ def tool(
         InvalidDuration: *timeout* is no span of time.
     """
     seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
-    options = _Options(name=name, description=description, idempotent=idempotent, timeout_seconds=seconds)
+    options = _Options(
+        name=name,
+        description=description,
+        idempotent=idempotent,
+        timeout_seconds=seconds,
+        needs_approval=needs_approval,
+    )
 
     def mark(given: Any) -> Any:
         plain = given.__func__ if isinstance(given, staticmethod | classmethod) else given
@@ -173,6 +215,28 @@ def tool(
         return given
 
     return mark if function is None else mark(function)
+
+
+def client_tool(name: str, description: str, parameters: "JsonSchema | type[Any] | None" = None) -> Tool:
+    """A tool that a client runs, such as a browser that knows where its user is. Return it from ``get_tools()``.
+
+    When the model calls it, the turn ends; the client learns of the call from ``listen()`` or
+    ``pending_interactions()``, and answers with ``provide_tool_result``. Then the turn goes on.
+
+    Args:
+        name: What the model calls it. ``a-z A-Z 0-9 _ -``, 64 at most.
+        description: What the model is told.
+        parameters: A JSON Schema of an object, or a pydantic model, dataclass or TypedDict; without it the tool
+            takes no arguments.
+
+    Raises:
+        InvalidTool: The name or the schema is unfit.
+        UnsupportedSchema: *parameters* is a type that JSON Schema can't express.
+    """
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}, "additionalProperties": False}
+    schema = output_schema(parameters) if isinstance(parameters, type) else dict(parameters)
+    return Tool(name=name, description=description, parameters=schema)
 
 
 def tools_of(owner: object) -> list[Tool]:
@@ -215,8 +279,7 @@ def as_tool(given: "Callable[..., Any] | Tool") -> Tool:
     """
     if isinstance(given, Tool):
         return given
-    options = _mark_of(given) or _Options(name=None, description=None, idempotent=False, timeout_seconds=None)
-    return _make(given, options, inspect.getdoc(given) or "")
+    return _make(given, _mark_of(given) or _Options(), inspect.getdoc(given) or "")
 
 
 def as_tools(given: "Iterable[Callable[..., Any] | Tool]") -> list[Tool]:
@@ -286,9 +349,13 @@ def _check_function(given: Any, wanted_name: str | None) -> str:
         raise AsyncNotSupported(f"The tool {name!r}")
     if inspect.isgeneratorfunction(given):
         raise InvalidTool(name, "it is a generator", "Return a list instead of yielding.")
-    if not _NAME.match(name):
+    return _check_name(name)
+
+
+def _check_name(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.match(name):
         remedy = 'Use 1 to 64 of a-z A-Z 0-9 _ -, such as @tool(name="look_up").'
-        raise InvalidTool(name, "that is no name for a tool", remedy)
+        raise InvalidTool(str(name), "that is no name for a tool", remedy)
     return name
 
 
@@ -302,6 +369,7 @@ def _make(function: Callable[..., Any], options: _Options, doc: str) -> Tool:
         function=function,
         idempotent=options.idempotent,
         timeout_seconds=options.timeout_seconds,
+        needs_approval=options.needs_approval,
         signature=signature,
     )
 

@@ -45,6 +45,11 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "InvalidFinalAnswer": ((("total: 'x' is not a number",),), "loosen the output type"),
     "NothingToAnswer": ((), "Submit a new message"),
     "TurnTimeout": ((3600.0,), "raise the setting"),
+    "InteractionNotFound": (("Helpdesk('42')", "call_1"), "pending_interactions()"),
+    "InteractionMismatch": (
+        ("call_1", "it waits for an approval", "Call approve_tool_call()."),
+        "Call approve_tool_call().",
+    ),
     "TooManyAttempts": (("Submission s-1", 5), "workers' logs"),
     "StepError": (("charge", "PaymentDeclined", "no funds", 3), "PaymentDeclined: no funds"),
     "NonRetryableError": (("no such card",), "no such card"),
@@ -82,6 +87,7 @@ FAMILIES = {
     "InvalidValue",
     "SubmissionError",
     "TurnError",
+    "InteractionError",
     "WorkflowError",
     "Unwind",
 }

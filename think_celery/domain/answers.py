@@ -38,6 +38,7 @@ class Answer:
         self.parts: list[Part] = list(parts)
         self.hidden = hidden
         self.final: ToolCallComplete | None = None
+        self.taken: set[str] = set()  # the ids of the calls in the conversation before
         self.step_parts: list[Part] = []
         self._closed: Part | None = None  # the reasoning that does not grow any more
         self._calls: dict[int, ToolPart] = {}
@@ -160,7 +161,10 @@ class Answer:
             return []
         part, chunks = self._calls.get(event.index), []
         if part is None:
-            taken = (each.tool_call_id for each in self.so_far() if isinstance(each, ToolPart))
+            taken = {
+                *self.taken,
+                *(each.tool_call_id for each in self.so_far() if isinstance(each, ToolPart)),
+            }
             part = ToolPart(
                 type=f"tool-{event.name}",
                 tool_call_id=UniqueIds(taken).unique(event.tool_call_id),
@@ -191,6 +195,8 @@ def merged(kept: Mapping[str, Any] | None, more: ProviderMetadata) -> dict[str, 
 
 def settled_chunk(part: ToolPart) -> Chunk:
     """What listeners see of a tool's result."""
+    if part.state == "output-denied":
+        return {"type": "tool-output-denied", "toolCallId": part.tool_call_id}
     if part.state == "output-available":
         return {"type": "tool-output-available", "toolCallId": part.tool_call_id, "output": part.output}
     return {"type": "tool-output-error", "toolCallId": part.tool_call_id, "errorText": part.error_text}
@@ -204,3 +210,9 @@ def input_chunk(part: ToolPart) -> Chunk:
         "toolName": part.tool_name,
         "input": part.input,
     }
+
+
+def request_chunk(part: ToolPart) -> Chunk:
+    """What listeners see of a call that needs somebody's approval."""
+    approval_id = (part.approval or {}).get("id")
+    return {"type": "tool-approval-request", "approvalId": approval_id, "toolCallId": part.tool_call_id}

@@ -3,11 +3,11 @@
 import logging
 from typing import Any
 
-from think_celery.domain import conversation, lines, turns
+from think_celery.domain import continuations, conversation, lines, turns
 from think_celery.domain.outcomes import Outcome, Word
 from think_celery.domain.turns import Claim
 from think_celery.errors import InvalidMessage, NothingToAnswer, ThinkError, TooManyAttempts, UnreadableValue
-from think_celery.ids import AgentRef, new_id
+from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, as_messages
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime, agent_classes
@@ -72,17 +72,25 @@ def _claim(rt: Runtime, tx: Tx, submission_id: str, process_id: str) -> Claim | 
     if not row.due:
         raise _NotNow("waiting")
     if row.outdated:
-        lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=conversation.SKIPPED_BY_RESET, holding=True)
-        lines.free(rt, tx, lease)
-        return Outcome("skipped", ended=True, row=row.id)
+        return _skip(rt, tx, row, lease, conversation.SKIPPED_BY_RESET)
     agent = AgentRef(row.agent_class, row.agent_name)
     error = _unfit(rt, tx, agent, row)
     if error is not None:
         return _end_in_error(rt, tx, row, lease, error)
-    message_id = row.message_id or new_id()
-    if not submissions.begin(tx, submission_id, message_id):
+    place = continuations.place(tx, row)
+    if isinstance(place, str):
+        return _skip(rt, tx, row, lease, place)
+    if not submissions.begin(
+        tx, submission_id, place.message_id, continues=place.continues, steps_before=place.steps_before
+    ):
         raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
-    return Claim(row=row, lease=lease, agent=agent, message_id=message_id, attempt=row.attempts + 1)
+    return Claim(row=row, lease=lease, agent=agent, place=place, attempt=row.attempts + 1)
+
+
+def _skip(rt: Runtime, tx: Tx, row: Any, lease: Lease, why: str) -> Outcome:
+    lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=why, holding=True)
+    lines.free(rt, tx, lease)
+    return Outcome("skipped", ended=True, row=row.id)
 
 
 def _first_lease(tx: Tx, submission_id: str, process_id: str) -> Lease:
@@ -117,7 +125,7 @@ def _unfit(rt: Runtime, tx: Tx, agent: AgentRef, row: Any) -> ThinkError | None:
     if row.attempts >= rt.settings.max_attempts or row.takeovers >= MAX_TAKEOVERS:
         times = row.takeovers if row.attempts < rt.settings.max_attempts else row.attempts
         return TooManyAttempts(f"Submission {row.id!r}", times)
-    if row.applied_at is not None:
+    if row.applied_at is not None or row.kind == "continue":
         return None
     try:
         messages = as_messages(row.messages) if row.messages else []
@@ -139,7 +147,7 @@ def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
 
 def _end_in_error(rt: Runtime, tx: Tx, row: Any, lease: Lease, error: ThinkError) -> Outcome:
     name = type(error).__name__
-    message_rows.settle_all(tx, row.agent_id)
+    conversation.place_unfinished(tx, row.agent_id)
     lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error), holding=True)
     lines.free(rt, tx, lease)
     return Outcome("error", ended=True, row=row.id, error_type=name)

@@ -1,10 +1,10 @@
 """An agent's transcript: read it, repair it for a model, reset it."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from think_celery.domain import lines
+from think_celery.domain import interactions, lines
 from think_celery.errors import InsideTransaction
 from think_celery.ids import AgentRef
 from think_celery.messages import (
@@ -20,6 +20,7 @@ from think_celery.messages import (
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import agents, submissions
+from think_celery.store import interactions as interaction_rows
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
@@ -29,6 +30,7 @@ logger = logging.getLogger("think_celery.conversation")
 
 SKIPPED_BY_RESET = "Submission was skipped by turn reset."
 INTERRUPTED = "The tool call was interrupted before it ran; no result was recorded."
+DENIED = "The call was denied, and it was not made."
 UNKNOWN_OUTCOME = (
     "The tool was started and then interrupted before a result was recorded. Its outcome is unknown: it may "
     "or may not have taken effect."
@@ -74,8 +76,8 @@ def get_message(rt: Runtime, agent: AgentRef, message_id: str) -> UIMessage | No
 def repaired(messages: Iterable[UIMessage]) -> list[UIMessage]:
     """The messages as a provider accepts them: each tool call is whole and has exactly one result.
 
-    A half-written call is left out, a call without result gets an error as its result, and an assistant's
-    message that says nothing is left out. The stored messages are not changed.
+    A half-written call is left out, a call without result or one that was denied gets an error as its result, and
+    an assistant's message that says nothing is left out. The stored messages are not changed.
     """
     fit: list[UIMessage] = []
     for message in messages:
@@ -94,10 +96,19 @@ def _half_written(part: Part) -> bool:
 
 
 def _settled(part: Part) -> Part:
-    if not isinstance(part, ToolPart) or part.settled:
+    if not isinstance(part, ToolPart):
+        return part
+    if part.state == "output-denied":
+        return part.model_copy(update={"state": "output-error", "error_text": _denied(part)})
+    if part.settled:
         return part
     text = UNKNOWN_OUTCOME if part.started else INTERRUPTED
     return part.model_copy(update={"state": "output-error", "error_text": text})
+
+
+def _denied(part: ToolPart) -> str:
+    reason = (part.approval or {}).get("reason")
+    return f"{DENIED} Reason: {reason}" if reason else DENIED
 
 
 def says_something(parts: Sequence[Part]) -> bool:
@@ -110,12 +121,26 @@ def says_something(parts: Sequence[Part]) -> bool:
     )
 
 
+def place_unfinished(tx: Tx, agent_id: str, message_id: str | None = None) -> None:
+    """Give the agent's unfinished messages (or that one), as they are stored, their place in the order.
+
+    Nobody goes on with them. What they had yet to ask somebody for, nobody is asked for any more.
+    """
+    for row in message_rows.unfinished(tx, agent_id, message_id):
+        parts = load_parts(row.parts)
+        settled = interactions.without_requests(parts)
+        if settled != parts:
+            message_rows.update_parts(tx, agent_id, row.message_id, dump_parts(settled))
+    message_rows.settle_all(tx, agent_id, message_id)
+
+
 def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
     """Forget the conversation: end its unfinished turns, delete its messages, free its line.
 
     One transaction. Pending turns are skipped, a running one is aborted and its worker can write nothing
-    more. What was accepted before and commits later is skipped when its turn comes. Where somebody's open
-    transaction has changed one of the turns, that is waited for first, with no lock held. Returns how many turns
+    more. What was accepted before and commits later is skipped when its turn comes. Calls that wait for somebody are
+    withdrawn. Where somebody's open transaction has changed one of the turns, or decided on such a call, that is
+    waited for first, with no lock held. Returns how many turns
     were ended.
 
     Raises:
@@ -124,28 +149,28 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
     if rt.db.inside_joined:
         raise InsideTransaction("Resetting a conversation")
 
-    def work(tx: Tx) -> int | str:
+    def work(tx: Tx) -> int | Callable[[Tx], object]:
         agents.make(tx, agent)
         agents.lock(tx, agent.id)
         line_rows.make_line(tx, agent.id)
         line_rows.lock_line(tx, agent.id)
         locked = submissions.lock_all(tx, agent.id)
         if locked is not None:
-            return locked
+            return lambda tx: submissions.lock(tx, locked)
+        decided = interaction_rows.lock_all(tx, agent.id)
+        if decided is not None:
+            return lambda tx: interaction_rows.wait_for(tx, decided)
         line_rows.seize_line(tx, agent.id)
         agents.next_epoch(tx, agent.id)
         ended = submissions.end_all(tx, agent.id, reason)
         for row in ended:
             lines.tell_workflow(rt, tx, row, SubmissionStatus(row.status), error=row.error)
+        interaction_rows.withdraw_all(tx, agent.id)
         message_rows.remove_all(tx, agent.id)
         lines.expect_next_on(rt, tx, agent.id)
         return len(ended)
 
-    while isinstance(ended := rt.db.transact(work), str):
-        _wait_for(rt, ended)
+    while not isinstance(ended := rt.db.transact(work), int):
+        rt.db.transact(ended)
     logger.info("the conversation of %s was reset; %d unfinished turns ended", agent, ended)
     return ended
-
-
-def _wait_for(rt: Runtime, submission_id: str) -> None:
-    rt.db.transact(lambda tx: submissions.lock(tx, submission_id))

@@ -1,15 +1,15 @@
 """A turn's answer in the database while it comes into being, written under the turn's lease."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from think_celery.domain import conversation, lines
+from think_celery.domain import conversation, interactions, lines
 from think_celery.domain.answers import Answer
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
 from think_celery.errors import LeaseLost
-from think_celery.messages import UIMessage, load_parts
+from think_celery.messages import ToolPart, UIMessage, dump_parts, load_parts
 from think_celery.protocols import Finish
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
@@ -33,10 +33,21 @@ COUNTED_IF_TOLD = ("cache_read_tokens", "cache_write_tokens")
 class Draft:
     """One turn's message: its parts (``answer``), what is known about them, and its row.
 
-    Tools store their results from threads of their own; they take turns in doing so (see ``toolcalls``).
+    Tools store their results from threads of their own; they take turns in doing so (see ``toolcalls``). One that is
+    written *in place* is an earlier turn's: it keeps its place in the order.
     """
 
-    def __init__(self, rt: Runtime, hold: Hold, agent_id: str, submission_id: str, message_id: str) -> None:
+    def __init__(
+        self,
+        rt: Runtime,
+        hold: Hold,
+        agent_id: str,
+        submission_id: str,
+        message_id: str,
+        *,
+        in_place: bool = False,
+    ) -> None:
+        self._in_place = in_place
         self._rt, self._hold, self._agent_id = rt, hold, agent_id
         self._submission_id, self.message_id = submission_id, message_id
         self.answer = Answer()
@@ -102,13 +113,27 @@ class Draft:
 
         return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
 
-    def end(self, row: Any, status: SubmissionStatus, **outcome: Any) -> bool:
-        """End the turn with what there is of its message, as ``lines.finish`` does in one transaction."""
+    def end(
+        self, row: Any, status: SubmissionStatus, *, waiting: Sequence[ToolPart] = (), **outcome: Any
+    ) -> bool:
+        """End the turn with what there is of its message, as ``lines.finish`` does in one transaction.
+
+        From then on, somebody may decide on the calls that are *waiting*.
+        """
+
+        if not waiting:
+            self.answer.parts = interactions.without_requests(self.answer.parts)
 
         def work(tx: Tx) -> bool:
             message = self._row() if self.says_something else None
             lease, message_id = self._hold.lease, self.message_id
             ended = lines.finish(self._rt, tx, lease, row, status, message_id, message, **outcome)
+            if ended:
+                interactions.ask(tx, row, message_id, waiting)
+            elif waiting:  # cancelled at the last moment: nobody is asked
+                message_rows.update_parts(
+                    tx, lease.key, message_id, dump_parts(interactions.without_requests(self.answer.parts))
+                )
             self._rt.failpoint("turn:before-commit")
             return ended
 
@@ -152,13 +177,16 @@ class Draft:
 
     def unfinished(self, tx: Tx) -> None:
         """Store the message so far in this transaction: exactly that, so a failed attempt leaves nothing."""
-        if self.says_something:
+        if self._in_place:
+            message_rows.update_parts(tx, self._agent_id, self.message_id, dump_parts(self.answer.parts))
+        elif self.says_something:
             message_rows.store_unfinished(tx, self._agent_id, self._row())
         else:
             message_rows.remove(tx, self._agent_id, self.message_id)
 
     def finished(self, tx: Tx) -> None:
         """Store the message for good in this transaction, at its place in the transcript; or none of it."""
+        self.answer.parts = interactions.without_requests(self.answer.parts)
         if self.says_something:
             message_rows.store_finished(tx, self._agent_id, self._row())
         else:

@@ -1,10 +1,198 @@
-"""Calls that wait for a person's approval or for a client's answer: what is open, and what is decided."""
+"""Calls that wait for a person's approval or for a client's answer: what is open, and what others are told of it."""
 
-from think_celery.ids import AgentRef
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from think_celery import serialization
+from think_celery.ids import AgentRef, named_id
+from think_celery.messages import Part, ToolPart, UIMessage, dump_parts, load_parts
 from think_celery.runtime import Runtime
+from think_celery.states import InteractionStatus, SubmissionStatus, is_terminal
 from think_celery.store import interactions as rows
+from think_celery.store import messages as message_rows
+from think_celery.store.database import Tx
+
+Kind = Literal["approval", "client"]
+
+LATER = "Don't repeat it: its result comes later."
+WAITS_FOR_APPROVAL = f"The call has not been made yet, for it waits for somebody's approval. {LATER}"
+WAITS_FOR_CLIENT = f"The call has not been answered yet, for it waits for the client. {LATER}"
+WILL_RUN = f"The call has been approved and will be made soon. {LATER}"
+WITHDRAWN = "The call was withdrawn before anybody decided on it. It was not made."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingInteraction:
+    """A tool call that waits: for a person's approval (``kind`` is ``approval``), or for a ``client`` to answer it.
+
+    ``interaction_id`` is what listeners know as ``approvalId``. ``submission_id`` is the turn that asked, and
+    ``message_id`` the answer in which the call stands.
+    """
+
+    interaction_id: str
+    tool_call_id: str
+    tool_name: str
+    input: Any = field(repr=False)
+    kind: Kind
+    message_id: str
+    submission_id: str
+    created_at: datetime
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in JSON values and JavaScript spelling."""
+        return {
+            "interactionId": self.interaction_id,
+            "toolCallId": self.tool_call_id,
+            "toolName": self.tool_name,
+            "input": self.input,
+            "kind": self.kind,
+            "messageId": self.message_id,
+            "submissionId": self.submission_id,
+            "createdAt": self.created_at.isoformat(),
+        }
+
+
+# --- looking --------------------------------------------------------------------------------------
 
 
 def any_open(rt: Runtime, agent: AgentRef) -> bool:
     """Whether a call of the agent waits for somebody. (In a transaction: ``store.interactions.any_open``.)"""
     return rt.db.look(lambda tx: rows.any_open(tx, agent.id))
+
+
+def pending(rt: Runtime, agent: AgentRef) -> list[PendingInteraction]:
+    """The agent's calls that wait, oldest first."""
+
+    def look(tx: Tx) -> list[PendingInteraction]:
+        found = rows.open_of(tx, agent.id)
+        inputs = {}
+        for message_id in {row.message_id for row in found}:
+            message = message_rows.get(tx, agent.id, message_id)
+            for part in [] if message is None else calls_in(load_parts(message.parts)):
+                inputs[message_id, part.tool_call_id] = part.input
+        return [_as_pending(row, inputs.get((row.message_id, row.tool_call_id))) for row in found]
+
+    return rt.db.look(look)
+
+
+def _as_pending(row: Any, given: Any) -> PendingInteraction:
+    return PendingInteraction(
+        interaction_id=row.id,
+        tool_call_id=row.tool_call_id,
+        tool_name=row.tool,
+        input=given,
+        kind=row.kind,
+        message_id=row.message_id,
+        submission_id=row.submission_id,
+        created_at=row.created_at,
+    )
+
+
+def calls_in(parts: Iterable[Part]) -> list[ToolPart]:
+    """The tool calls among these parts."""
+    return [part for part in parts if isinstance(part, ToolPart)]
+
+
+def fingerprint(part: ToolPart) -> str:
+    """What tells this call, with these arguments, from any other."""
+    return serialization.fingerprint([part.tool_name, part.input])
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def interaction_id(agent_id: str, message_id: str, part: ToolPart) -> str:
+    """The id of what a call waits for: the same after a crash."""
+    return named_id("interaction", agent_id, message_id, part.tool_call_id)
+
+
+def ask(tx: Tx, submission: Any, message_id: str, parts: Sequence[ToolPart]) -> None:
+    """These calls wait from now on. In the transaction that ends their turn, so that no decision comes before that."""
+    for part in parts:
+        rows.insert(
+            tx,
+            id=interaction_id(submission.agent_id, message_id, part),
+            agent_id=submission.agent_id,
+            agent_class=submission.agent_class,
+            agent_name=submission.agent_name,
+            submission_id=submission.id,
+            message_id=message_id,
+            tool_call_id=part.tool_call_id,
+            tool=part.tool_name,
+            kind="approval" if part.state == "approval-requested" else "client",
+            fingerprint=fingerprint(part),
+        )
+
+
+# --- what the model and the transcript are told ---------------------------------------------------
+
+
+def told(rt: Runtime, agent: AgentRef, messages: Sequence[UIMessage]) -> list[UIMessage]:
+    """The messages as a model is told of them: each call that waits says for what. Nothing is stored."""
+    waiting = [message.id for message in messages if any(_may_wait(part) for part in calls_in(message.parts))]
+    if not waiting:
+        return list(messages)
+    found = rt.db.look(lambda tx: rows.of_messages(tx, agent.id, waiting))
+    notes = {(row.message_id, row.tool_call_id): _note(row) for row in found}
+    return [_noted(message, notes) if message.id in waiting else message for message in messages]
+
+
+def _may_wait(part: ToolPart) -> bool:
+    return not part.settled and not part.started and part.state != "input-streaming"
+
+
+def _note(row: Any) -> str | None:
+    match InteractionStatus(row.status):
+        case InteractionStatus.OPEN:
+            return WAITS_FOR_CLIENT if row.kind == "client" else WAITS_FOR_APPROVAL
+        case InteractionStatus.APPROVED:
+            ended = row.continuation_status is None or is_terminal(SubmissionStatus(row.continuation_status))
+            return None if ended and row.continuation_id is not None else WILL_RUN
+        case _:
+            return WITHDRAWN
+
+
+def _noted(message: UIMessage, notes: Mapping[tuple[str, str], str | None]) -> UIMessage:
+    parts: list[Part] = []
+    for part in message.parts:
+        if isinstance(part, ToolPart) and _may_wait(part):
+            text = notes.get((message.id, part.tool_call_id))
+            part = part if text is None else settled_as(part, text)
+        parts.append(part)
+    return message.model_copy(update={"parts": parts})
+
+
+def settled_as(part: ToolPart, error_text: str) -> ToolPart:
+    """A copy of the call with this error for a result."""
+    return part.model_copy(update={"state": "output-error", "error_text": error_text})
+
+
+# --- withdrawing ----------------------------------------------------------------------------------
+
+
+def withdraw(tx: Tx, agent_id: str, submission_id: str) -> None:
+    """What that submission's turn asked for does not wait any more; its calls say so."""
+    for message_id in {
+        row.message_id for row in rows.open_of(tx, agent_id) if row.submission_id == submission_id
+    }:
+        for row in rows.lock_open_of(tx, agent_id, message_id):
+            if row.submission_id == submission_id:
+                rows.decide(tx, row.id, InteractionStatus.WITHDRAWN)
+        message = message_rows.lock(tx, agent_id, message_id)
+        if message is not None:
+            still = {row.tool_call_id for row in rows.lock_open_of(tx, agent_id, message_id)}
+            parts = without_requests(load_parts(message.parts), still)
+            message_rows.update_parts(tx, agent_id, message_id, dump_parts(parts))
+
+
+def without_requests(parts: Sequence[Part], still_open: Iterable[str] = ()) -> list[Part]:
+    """The parts, with each request for an approval that nobody can give any more settled as withdrawn."""
+    kept = set(still_open)
+    return [
+        settled_as(part, WITHDRAWN)
+        if isinstance(part, ToolPart) and part.state == "approval-requested" and part.tool_call_id not in kept
+        else part
+        for part in parts
+    ]

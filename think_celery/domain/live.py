@@ -105,7 +105,7 @@ def _follow(
             if first or ended is not None:
                 yield from _snapshot(rt, agent, overdue)
             if ended is not None:
-                seen.end(ended.message_id)
+                seen.end(overdue, ended.message_id)
                 del heard[overdue]
                 yield ended
                 if overdue == submission_id:
@@ -127,7 +127,7 @@ def _follow(
                 yield from _snapshot(rt, agent, frame.submission_id)
             heard[frame.submission_id] = rt.clock.elapsed()
             if done:
-                seen.end(frame.message_id)
+                seen.end(frame.submission_id, frame.message_id)
                 del heard[frame.submission_id]
             yield _as_event(frame)
             if done and submission_id is not None:
@@ -142,11 +142,14 @@ class _Seen:
     KEPT = 1000
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[float, int]] = {}
+        self._last: dict[str, tuple[int, int]] = {}
         self._holes: set[str] = set()
+        self._ended: dict[str, None] = {}
 
     def take(self, frame: Frame) -> Literal["old", "next", "gap"]:
         """``old``: drop the frame, its writer lost its lease. ``gap``: frames before it are missing."""
+        if frame.submission_id in self._ended:
+            return "old"
         known = frame.message_id in self._last
         token, n = self._last.get(frame.message_id, (frame.token, 0))
         if frame.token < token or (frame.token == token and frame.n <= n):
@@ -166,10 +169,12 @@ class _Seen:
         """Whether something of the message as it is shown is missing."""
         return message_id in self._holes
 
-    def end(self, message_id: str) -> None:
-        """Nothing of that message is news any more."""
+    def end(self, submission_id: str, message_id: str) -> None:
+        """Nothing of that turn is news any more. Another one may go on in the same message."""
         self._holes.discard(message_id)
-        self._last[message_id] = (float("inf"), 0)
+        self._ended[submission_id] = None
+        if len(self._ended) > self.KEPT:
+            del self._ended[next(iter(self._ended))]
 
 
 def _as_event(frame: Frame) -> LiveEvent:

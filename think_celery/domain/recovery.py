@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from think_celery.domain import knocks, lines
+from think_celery.domain import conversation, knocks, lines
 from think_celery.domain.conversation import UNKNOWN_OUTCOME
 from think_celery.domain.liveness import host_facts, known_dead
 from think_celery.domain.passes import ROWS, each_row
@@ -15,7 +15,6 @@ from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import heads, leases, processes, submissions, workflows
 from think_celery.store import lines as line_rows
-from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
@@ -141,7 +140,9 @@ def _free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
     if not line_rows.seize_from(tx, lease):
         return False
     if _running(tx, lease) is None:
-        message_rows.settle_all(tx, lease.key)  # the partial text of a turn that was cancelled meanwhile
+        conversation.place_unfinished(
+            tx, lease.key
+        )  # the partial text of a turn that was cancelled meanwhile
     lines.expect_next_on(rt, tx, lease.key)
     return True
 
@@ -182,6 +183,6 @@ def _end_turn(rt: Runtime, tx: Tx, lease: Lease) -> bool:
         error = TurnTimeout(rt.settings.turn_timeout_seconds)
         name, ended = type(error).__name__, SubmissionStatus.ERROR
         lines.end(rt, tx, row, ended, error_type=name, error=str(error), holding=True)
-    message_rows.settle_all(tx, lease.key)
+    conversation.place_unfinished(tx, lease.key)
     lines.expect_next_on(rt, tx, lease.key)
     return True

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from think_celery.domain import conversation, finals
+from think_celery.domain import continuations, conversation, finals
 from think_celery.domain.answers import Answer
 from think_celery.messages import UIMessage, user
 from think_celery.protocols import ModelRequest, ModelTimeouts, ToolSpec
@@ -18,7 +18,10 @@ GO_ON = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What all requests of one turn share."""
+    """What all requests of one turn share.
+
+    ``nudge`` is what the model is told, without being stored, where it is asked just after an answer of its own.
+    """
 
     system: str | None
     transcript: Sequence[UIMessage]
@@ -26,6 +29,7 @@ class Plan:
     final: finals.Final | None
     max_steps: int
     timeouts: ModelTimeouts
+    nudge: str | None = None
 
 
 def timeouts(settings: Settings) -> ModelTimeouts:
@@ -45,8 +49,11 @@ def next_request(plan: Plan, answer: Answer, message_id: str, *, continues: bool
     messages = list(plan.transcript)
     if conversation.says_something(answer.parts):
         messages.append(UIMessage(id=message_id, role="assistant", parts=answer.parts))
+    messages = conversation.repaired(messages)
     if continues:
         messages.append(user(GO_ON))
+    elif plan.nudge is not None and continuations.ends_with_an_answer(messages):
+        messages.append(user(plan.nudge))
     specs = [
         ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
         for tool in plan.tools
@@ -55,7 +62,7 @@ def next_request(plan: Plan, answer: Answer, message_id: str, *, continues: bool
     choice, offered = finals.offer(plan.final, specs, last=step >= plan.max_steps)
     return ModelRequest(
         system=plan.system,
-        messages=conversation.repaired(messages),
+        messages=messages,
         tools=offered,
         tool_choice=choice,
         timeouts=plan.timeouts,

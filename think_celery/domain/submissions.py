@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from think_celery import serialization
-from think_celery.domain import knocks, lines
+from think_celery.domain import conversation, interactions, knocks, lines
 from think_celery.domain.pages import check_limit, status_names
 from think_celery.errors import (
     SubmissionConflict,
@@ -20,7 +20,6 @@ from think_celery.names import check_name, name_problem
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import heads, outbox, submissions
-from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.submissions")
@@ -87,10 +86,12 @@ def accept(
     waiting: Waiting | None = None,
     fingerprint: str | None = None,
     queue: str | None = None,
+    continues: str | None = None,
 ) -> tuple[Any, bool]:
     """Store one turn in this transaction, and return its row and whether it is new.
 
-    A key that is known returns the row that has it. The knock follows the commit.
+    A key that is known returns the row that has it. The knock follows the commit. A turn that *continues* goes on with
+    that message: in it, if it is still the last one then.
 
     Raises:
         PayloadTooLarge: The messages or the metadata are.
@@ -109,6 +110,8 @@ def accept(
         workflow_run=None if waiting is None else waiting.run,
         event_type=None if waiting is None else waiting.event_type,
         queue=queue,
+        continues=continues,
+        message_id=continues,
     )
     chosen = _id_for(agent, idempotency_key, None)
     row = _insert(rt, tx, agent, chosen, new)
@@ -272,15 +275,16 @@ def cancel(
     if row is None:
         return False
     if row.status == SubmissionStatus.PENDING and row.message_id is not None:
-        message_rows.settle_all(tx, row.agent_id, row.message_id)
+        conversation.place_unfinished(tx, row.agent_id, row.message_id)
     return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason)
 
 
 def delete(rt: Runtime, submission_id: str) -> bool:
     """Delete an ended submission, and say whether there was one.
 
-    Its messages stay in the transcript. Refused (False) while a workflow has not got its news, and for the
-    moment in which the tick has yet to see, by this row, to the turn after it.
+    Its messages stay in the transcript; calls in them that still wait for somebody are withdrawn. Refused (False)
+    while a workflow has not got its news, and for the moment in which the tick has yet to see, by this row, to the
+    turn after it.
     """
     return _can_be_an_id(submission_id) and rt.db.accept(lambda tx: _delete(tx, submission_id))
 
@@ -291,7 +295,10 @@ def _delete(tx: Tx, submission_id: str) -> bool:
         return False
     if row.knock_at is not None and not heads.expect_knock(tx, row.agent_id):
         return False
-    return outbox.forget(tx, submission_id) and submissions.remove(tx, submission_id)
+    if not (outbox.forget(tx, submission_id) and submissions.remove(tx, submission_id)):
+        return False
+    interactions.withdraw(tx, row.agent_id, submission_id)
+    return True
 
 
 def delete_all(

@@ -4,61 +4,89 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from think_celery.described import describe
 from think_celery.domain import calls
-from think_celery.domain.answers import input_chunk, settled_chunk
+from think_celery.domain.answers import input_chunk, request_chunk, settled_chunk
+from think_celery.domain.continuations import is_approved
 from think_celery.domain.drafts import Draft
+from think_celery.domain.hooks import Hooks
+from think_celery.domain.interactions import interaction_id
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
 from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled
+from think_celery.logs import trace_of
 from think_celery.messages import ToolPart
 from think_celery.runtime import Runtime
 from think_celery.tools import Tool, ToolContext, dump_result, parse_arguments
+from think_celery.turnhooks import ToolCallContext, ToolCallDecision, ToolResultContext
 
 logger = logging.getLogger("think_celery.tools")
+
+CHANGED = "The call was not made: it is not the one that was approved. Call the tool again."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What the calls of a step share. ``show`` lets listeners see what happens."""
+    """What the calls of a step share. ``show`` lets listeners see what happens.
+
+    ``about`` are the fields of :class:`~think_celery.turnhooks.TurnInfo`. ``approved`` are the calls that somebody has
+    approved, and what they were approved as. In a ``structured`` turn nobody can be waited for.
+    """
 
     rt: Runtime
     hold: Hold
     draft: Draft
+    hooks: Hooks
     tools: Mapping[str, Tool]
+    agent_id: str
     agent_name: str
-    submission_id: str
-    attempt: int
+    about: Mapping[str, Any]
     show: Callable[..., None]
+    approved: Mapping[str, str] = field(default_factory=dict)
+    structured: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Call:
     part: ToolPart
     tool: Tool
     kwargs: Mapping[str, object]
     context: ToolContext
+    told: ToolCallContext
+    decision: ToolCallDecision
+    seconds: float = 0.0
 
 
-def execute(scene: Scene, parts: Sequence[ToolPart]) -> None:
-    """Run these calls, several at once, and settle each part with its result.
+def execute(scene: Scene, parts: Sequence[ToolPart]) -> list[ToolPart]:
+    """Run these calls, several at once, and settle each part with its result; returns those that wait for somebody.
 
     A call that can't be made (unknown tool, unfit arguments) is settled with an error for the model. A
     tool that may not be repeated is stored as started before it is called. Each result is stored as
-    soon as it is there.
+    soon as it is there. A call that needs an approval, or that a client makes, is stored as such, and is not made.
 
     Raises:
         LeaseLost, TurnCancelled: The work is no longer ours; results that come later are dropped.
     """
-    ready = [call for part in parts if (call := _prepare(scene, part))]
-    for part in parts:
-        scene.show(input_chunk(part), *([settled_chunk(part)] if part.settled else []))
+    prepared = [_Preparation(scene, part) for part in parts]
+    made = [each.call for each in prepared if each.call is not None]
+    ready = [call for call in made if not call.part.settled]
+    waiting = [each.part for each in prepared if each.waits]
+    for each in prepared:
+        scene.show(*each.chunks())
     scene.draft.store_step(progress=any(part.settled for part in parts))
-    if not ready:
-        return
+    if ready:
+        _run(scene, ready)
+    for call in made:
+        if call.part.settled:
+            scene.hooks.react("after_tool_call", _result(call))
+    return waiting
+
+
+def _run(scene: Scene, ready: Sequence[_Call]) -> None:
     scene.rt.failpoint("turn:tool-marked")
     try:
         patiently(scene.rt, scene.hold, scene.hold.check)
@@ -74,43 +102,147 @@ def execute(scene: Scene, parts: Sequence[ToolPart]) -> None:
             logger.warning(
                 "tool %s of submission %s did not stop in time and was given up",
                 call.tool.name,
-                scene.submission_id,
+                call.context.submission_id,
             )
         elif isinstance(result, calls.Abandoned):
             _not_begun([call])
     patiently(scene.rt, scene.hold, scene.hold.check)
 
 
-def _prepare(scene: Scene, part: ToolPart) -> _Call | None:
-    tool = scene.tools.get(part.tool_name)
-    try:
-        part.input = parse_arguments(part.input, None if tool is None else tool.parameters)
-        kwargs = {} if tool is None else tool.validate(part.input)
-    except InvalidToolArguments as error:
-        if tool is not None:
-            _settle_error(part, str(error))
-            return None
-    if tool is None:
-        available = ", ".join(scene.tools) or "none"
-        _settle_error(part, f"There is no tool {part.tool_name!r}. Available tools: {available}.")
-        return None
-    part.started = not tool.idempotent
-    step, position = scene.draft.answer.place_of(part)
-    context = ToolContext(
-        agent_name=scene.agent_name,
-        submission_id=scene.submission_id,
-        message_id=scene.draft.message_id,
-        tool_call_id=part.tool_call_id,
-        idempotency_key=f"{scene.submission_id}:{step}:{position}",
-        attempt=scene.attempt,
-        signal=scene.hold.signal,
-    )
-    return _Call(part, tool, kwargs, context)
-
-
 def _not_begun(ready: Sequence[_Call]) -> None:
     for call in ready:
         call.part.started = False
+
+
+def _result(call: _Call) -> ToolResultContext:
+    told = {name: getattr(call.told, name) for name in call.told.__dataclass_fields__}
+    return ToolResultContext(
+        **{**told, "input": call.part.input},
+        action=call.decision.action,
+        output=call.part.output,
+        error=call.part.error_text if call.part.state == "output-error" else None,
+        seconds=call.seconds,
+    )
+
+
+class _Preparation:
+    """What is to be done with one call: it is made (``call``), it ``waits`` for somebody, or it is settled already."""
+
+    def __init__(self, scene: Scene, part: ToolPart) -> None:
+        self._scene, self.part = scene, part
+        self._was_approved = part.state == "approval-responded"
+        self.call: _Call | None = None
+        self.waits = (
+            part.state == "approval-requested"
+        )  # stored so by a worker that died before the turn ended
+        if not self.waits:
+            self._prepare()
+
+    def chunks(self) -> list[dict[str, Any]]:
+        """What listeners see of it."""
+        chunks = [] if self._was_approved else [input_chunk(self.part)]
+        if self.part.state == "approval-requested":
+            chunks.append(request_chunk(self.part))
+        return [*chunks, settled_chunk(self.part)] if self.part.settled else chunks
+
+    def _prepare(self) -> None:
+        part, tool = self.part, self._scene.tools.get(self.part.tool_name)
+        if self._was_approved and not is_approved(part, self._scene.approved):
+            _settle_error(part, CHANGED)
+            return
+        try:
+            part.input = parse_arguments(part.input, None if tool is None else tool.parameters)
+            kwargs = {} if tool is None else tool.validate(part.input)
+        except InvalidToolArguments as error:
+            if tool is not None:
+                _settle_error(part, str(error))
+                return
+        if tool is None:
+            available = ", ".join(self._scene.tools) or "none"
+            _settle_error(part, f"There is no tool {part.tool_name!r}. Available tools: {available}.")
+            return
+        call = self._made(tool, kwargs)
+        if not self._was_approved:
+            self._ask_hook(call)
+            if not part.settled:
+                self.waits = self._must_wait(call)
+        if part.settled or not self.waits:
+            self.call = call
+            part.started = not part.settled and not tool.idempotent
+
+    def _made(self, tool: Tool, kwargs: Mapping[str, object]) -> _Call:
+        scene, part = self._scene, self.part
+        step, position = scene.draft.answer.place_of(part)
+        key = f"{scene.about['submission_id']}:{step}:{position}"
+        context = ToolContext(
+            agent_name=scene.agent_name,
+            submission_id=scene.about["submission_id"],
+            message_id=scene.draft.message_id,
+            tool_call_id=part.tool_call_id,
+            idempotency_key=key,
+            attempt=scene.about["attempt"],
+            signal=scene.hold.signal,
+        )
+        told = ToolCallContext(
+            **{**scene.about, "message_id": scene.draft.message_id},
+            step=step - 1,
+            tool_name=tool.name,
+            tool_call_id=part.tool_call_id,
+            input=part.input,
+            idempotency_key=key,
+        )
+        return _Call(part, tool, kwargs, context, told, ToolCallDecision.allow())
+
+    def _ask_hook(self, call: _Call) -> None:
+        """Let the agent allow the call, block it, or answer in the tool's place. What it decides is stored first."""
+        decision = self._scene.hooks.config("before_tool_call", ToolCallDecision, call.told)
+        if decision is None:
+            return
+        call.decision = decision
+        match decision.action:
+            case "block":
+                _settle_error(call.part, (decision.reason or "").strip() or "The call was blocked.")
+            case "substitute":
+                call.part.output = _storable(self._scene.rt, decision.output)
+                call.part.state = "output-available"
+            case "allow" if decision.input is not None:
+                try:
+                    call.part.input = parse_arguments(decision.input, call.tool.parameters)
+                    call.kwargs = call.tool.validate(call.part.input)
+                except InvalidToolArguments as error:
+                    _settle_error(call.part, str(error))
+
+    def _must_wait(self, call: _Call) -> bool:
+        """Whether somebody must be asked first. In a structured turn, which can't wait, the model is told so."""
+        tool, part = call.tool, call.part
+        if not tool.is_client and not self._needs_approval(call):
+            return False
+        if self._scene.structured:
+            who = "a client answers it" if tool.is_client else "it needs somebody's approval"
+            _settle_error(
+                part,
+                f"The tool {tool.name!r} can't be called here: {who}, and a workflow's prompt does not wait for that. "
+                "Answer without it; the workflow itself can ask, with step.wait_for_approval.",
+            )
+            return False
+        if not tool.is_client:
+            part.state = "approval-requested"
+            part.approval = {"id": interaction_id(self._scene.agent_id, self._scene.draft.message_id, part)}
+        return True
+
+    def _needs_approval(self, call: _Call) -> bool:
+        result = calls.run(lambda: call.tool.asks_first(call.kwargs))
+        if isinstance(result, calls.Done):
+            return result.value
+        if calls.passes(result.error):
+            raise result.error
+        logger.error(
+            "needs_approval of tool %s failed in submission %s, so somebody is asked: %s",
+            call.tool.name,
+            call.context.submission_id,
+            trace_of(result.error),
+        )
+        return True
 
 
 class _Runs:
@@ -132,6 +264,7 @@ class _Runs:
 
     def _run(self, call: _Call) -> None:
         scene, output, error_text = self._scene, None, None
+        began = scene.rt.clock.elapsed()
         try:
             output = self._output(call)
         except BaseException as error:
@@ -140,7 +273,7 @@ class _Runs:
             logger.info(
                 "tool %s of submission %s raised %s",
                 call.tool.name,
-                scene.submission_id,
+                call.context.submission_id,
                 type(error).__name__,
             )
             error_text = describe(error)[1].strip() or type(error).__name__
@@ -150,9 +283,10 @@ class _Runs:
                 logger.warning(
                     "the result of tool %s of submission %s came after its turn had ended; it is dropped",
                     call.tool.name,
-                    scene.submission_id,
+                    call.context.submission_id,
                 )
                 return
+            call.seconds = scene.rt.clock.elapsed() - began
             if error_text is None:
                 call.part.output, call.part.state = output, "output-available"
             else:
@@ -171,11 +305,15 @@ class _Runs:
                 lambda: call.tool.call(call.kwargs, call.context),
                 timeout=call.tool.timeout_seconds,
             )
-        output = dump_result(value)
-        size, limit = len(json.dumps(output)), scene.rt.settings.max_payload
-        if size > limit:
-            raise PayloadTooLarge("The tool's result", size, limit)
-        return output
+        return _storable(scene.rt, value)
+
+
+def _storable(rt: Runtime, value: Any) -> Any:
+    output = dump_result(value)
+    size, limit = len(json.dumps(output)), rt.settings.max_payload
+    if size > limit:
+        raise PayloadTooLarge("The tool's result", size, limit)
+    return output
 
 
 def _settle_error(part: ToolPart, text: str) -> None:

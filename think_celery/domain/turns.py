@@ -2,15 +2,16 @@
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
-from think_celery.domain import calls, conversation, finals, hooks, recovery
+from think_celery.domain import calls, continuations, conversation, finals, hooks, interactions, recovery
 from think_celery.domain.answers import Answer
+from think_celery.domain.continuations import Place
 from think_celery.domain.drafts import Draft
 from think_celery.domain.leases import Hold
 from think_celery.domain.live import Broadcast
@@ -59,8 +60,18 @@ class Claim:
     row: Any
     lease: Lease
     agent: AgentRef
-    message_id: str
+    place: Place
     attempt: int
+
+    @property
+    def message_id(self) -> str:
+        """Where the answer goes."""
+        return self.place.message_id
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there may be something of the answer already."""
+        return self.row.applied_at is not None or self.place.continues == self.place.message_id
 
 
 class _PutBack(Exception):
@@ -91,6 +102,15 @@ class Turn:
         self.live = Broadcast(rt, agent_id, self.row.id, claim.message_id, claim.lease.token)
         self.draft = Draft(rt, hold, agent_id, self.row.id, claim.message_id)
         self.failures: int = self.row.model_attempts
+        self.about: dict[str, Any] = {
+            "submission_id": self.row.id,
+            "message_id": claim.message_id,
+            "kind": self.row.kind,
+            "continuation": claim.place.continues is not None,
+            "attempt": claim.attempt,
+            "metadata": None,
+            "signal": hold.signal,
+        }
         self.stop = AbortController()  # for the model: also comes when the worker is told to stop
 
     @property
@@ -141,14 +161,21 @@ class Turn:
                 raise error
 
     def _run(self) -> Outcome:
-        again = self.row.message_id is not None
+        again = self.claim.resumes
         self.live.put({"type": "start", "messageId": self.claim.message_id})
         if again:  # before anything of the user's own can fail: what is stored must not be lost
             self.draft.load()
         self.agent: AgentHooks = self.rt.make_agent(self.claim.agent.agent_class, self.claim.agent.name)
+        self.hooks = hooks.Hooks(self.rt, self.agent, self.hold, self.row.id)
         self.tools: Mapping[str, Tool] = {tool.name: tool for tool in hooks.all_tools(self.agent)}
         self.final = finals.for_turn(self.row.structure, self.tools)
         self.answer.hidden = None if self.final is None else self.final.name
+        place = self.claim.place
+        self.approved = patiently(self.rt, self.hold, self._approved)
+        if place.continues == place.message_id:
+            self.answer.parts = continuations.resumed(self.answer.parts, self.approved, place.steps_before)
+        elif place.continues is not None:
+            self._finish_calls_of(place.continues)
         self.model: Model = hooks.model_of(self.rt, self.agent)
         self.plan = Plan(
             system=self.agent.get_system_prompt(),
@@ -157,15 +184,15 @@ class Turn:
             final=self.final,
             max_steps=(self.row.structure or {}).get("max_steps") or self.agent.max_steps,
             timeouts=timeouts(self.rt.settings),
+            nudge=continuations.nudge(place),
         )
         found = recovery.decide(self.answer.parts, self._may_repeat)
         self.answer.parts = found.parts
         if again:
             self._show_again()
-        if found.to_run:
-            self._execute(found.to_run)
-        continues, complete = found.continues, found.complete
-        while not complete and (continues or self.answer.steps < self.plan.max_steps):
+        waiting = self._execute(found.to_run) if found.to_run else []
+        continues, complete = found.continues, found.complete and self._steps > 0
+        while not (complete or waiting) and (continues or self._steps < self.plan.max_steps):
             self._safe_point()
             asked = self._step(continues)
             continues = False
@@ -173,13 +200,45 @@ class Turn:
                 return self._answered(self.final, asked)
             if not asked:
                 break
-            self._execute(asked)
+            waiting = self._execute(asked)
+        if waiting:
+            return self._finish(SubmissionStatus.COMPLETED, waiting=waiting)
         if self.final is not None:
             raise NoFinalAnswer(self.final.name)
         return self._finish(SubmissionStatus.COMPLETED)
 
+    @property
+    def _steps(self) -> int:
+        """How many model steps this turn has begun."""
+        return self.answer.steps - self.claim.place.steps_before
+
     def _history(self) -> list[UIMessage]:
-        return conversation.history(self.rt, self.claim.agent, finished_only=True)
+        """The conversation up to the answer, as the model is told of it."""
+        before = conversation.history(self.rt, self.claim.agent, finished_only=True)
+        others = [message for message in before if message.id != self.claim.message_id]
+        self.answer.taken = {
+            call.tool_call_id for each in others for call in interactions.calls_in(each.parts)
+        }
+        return interactions.told(self.rt, self.claim.agent, others)
+
+    def _approved(self) -> dict[str, str]:
+        message_id = self.claim.place.continues
+        if message_id is None:
+            return {}
+        agent_id, submission_id = self.claim.agent.id, self.row.id
+        return self.rt.db.read(lambda tx: continuations.approved(tx, agent_id, message_id, submission_id))
+
+    def _finish_calls_of(self, message_id: str) -> None:
+        """Make the approved calls of an earlier answer that is not the last message any more, where it stands."""
+        agent_id = self.claim.agent.id
+        live = Broadcast(self.rt, agent_id, self.row.id, message_id, self.claim.lease.token)
+        draft = Draft(self.rt, self.hold, agent_id, self.row.id, message_id, in_place=True)
+        draft.load()
+        draft.answer.parts = continuations.resumed(draft.answer.parts, self.approved)
+        found = recovery.decide(draft.answer.parts, self._may_repeat)
+        draft.answer.parts = found.parts
+        live.put({"type": "reset"}, {"type": "restored", "parts": dump_parts(found.parts)})
+        execute(self._scene(draft, live), found.to_run)
 
     def _may_repeat(self, name: str) -> bool:
         return name in self.tools and self.tools[name].idempotent
@@ -265,18 +324,24 @@ class Turn:
         if self.stop.signal.aborted:
             raise ModelAborted("told to stop while waiting for the model")
 
-    def _execute(self, parts: list[ToolPart]) -> None:
-        scene = Scene(
+    def _execute(self, parts: list[ToolPart]) -> list[ToolPart]:
+        """Make these calls; returns those that wait for somebody."""
+        return execute(self._scene(self.draft, self.live), parts)
+
+    def _scene(self, draft: Draft, live: Broadcast) -> Scene:
+        return Scene(
             rt=self.rt,
             hold=self.hold,
-            draft=self.draft,
+            draft=draft,
+            hooks=self.hooks,
             tools=self.tools,
+            agent_id=self.claim.agent.id,
             agent_name=self.claim.agent.name,
-            submission_id=self.row.id,
-            attempt=self.claim.attempt,
-            show=self.live.put,
+            about=self.about,
+            show=live.put,
+            approved=self.approved,
+            structured=self.final is not None,
         )
-        execute(scene, parts)
 
     def _answered(self, final: finals.Final, asked: list[ToolPart]) -> Outcome:
         """The model gave its final answer: other calls of the same step are not run."""
@@ -290,13 +355,20 @@ class Turn:
     # --- ends -------------------------------------------------------------------------------------
 
     def _finish(
-        self, status: SubmissionStatus, *, error: BaseException | None = None, output: Any = None
+        self,
+        status: SubmissionStatus,
+        *,
+        error: BaseException | None = None,
+        output: Any = None,
+        waiting: Sequence[ToolPart] = (),
     ) -> Outcome:
         """The message, the status, the lease and the workflow's news in one transaction."""
         error_type, text = (None, None) if error is None else describe(error)
         if error is not None and self.answer.step_parts:
             self._rewind()  # the cut text of a failed attempt is no answer
-        ended = self.draft.end(self.row, status, error_type=error_type, error=text, output=output)
+        ended = self.draft.end(
+            self.row, status, waiting=waiting, error_type=error_type, error=text, output=output
+        )
         self.rt.failpoint("turn:committed")
         if not ended:  # cancelled at the last moment: the answer stays, the status is the canceller's
             return self._announce(SubmissionStatus.ABORTED)

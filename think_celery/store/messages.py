@@ -76,9 +76,32 @@ def get(tx: Tx, agent_id: str, message_id: str) -> Row[Any] | None:
     return tx.execute(_GET, {"agent": agent_id, "message": message_id}).first()
 
 
+_LOCK = _GET.with_for_update(key_share=True)
+_LAST = _IN_ORDER.order_by(None).order_by(messages.c.position.desc(), messages.c.seq.desc()).limit(1)
+
+
+def lock(tx: Tx, agent_id: str, message_id: str) -> Row[Any] | None:
+    """One message, locked for this transaction."""
+    return tx.execute(_LOCK, {"agent": agent_id, "message": message_id}).first()
+
+
+def last(tx: Tx, agent_id: str) -> Row[Any] | None:
+    """The last message of an agent."""
+    return tx.execute(_LAST, {"agent": agent_id}).first()
+
+
 def of(tx: Tx, agent_id: str) -> list[Row[Any]]:
     """All messages of an agent in their order, the unfinished one last."""
     return list(tx.execute(_IN_ORDER, {"agent": agent_id}))
+
+
+_UPDATE = update(messages).where(_MINE)
+
+
+def update_parts(tx: Tx, agent_id: str, message_id: str, parts: list[dict[str, Any]]) -> bool:
+    """Change what a message says, where it stands; False if it is not there any more."""
+    found = tx.execute(_UPDATE, {"agent": agent_id, "message": message_id, "parts": parts})
+    return found.rowcount == 1
 
 
 _REMOVE = delete(messages).where(_MINE)
@@ -95,15 +118,18 @@ def remove_all(tx: Tx, agent_id: str) -> int:
     return tx.execute(_REMOVE_ALL, {"agent": agent_id}).rowcount
 
 
-_SETTLE = (
-    update(messages)
-    .where(
-        _OF_AGENT,
-        messages.c.status == STREAMING,
-        or_(_MESSAGE.is_(None), messages.c.message_id == _MESSAGE),
-    )
-    .values(position=END, status=DONE)
+_UNFINISHED = and_(
+    _OF_AGENT,
+    messages.c.status == STREAMING,
+    or_(_MESSAGE.is_(None), messages.c.message_id == _MESSAGE),
 )
+_SETTLE = update(messages).where(_UNFINISHED).values(position=END, status=DONE)
+_SELECT_UNFINISHED = select(messages.c.message_id, messages.c.parts).where(_UNFINISHED)
+
+
+def unfinished(tx: Tx, agent_id: str, message_id: str | None = None) -> list[Row[Any]]:
+    """An agent's unfinished messages (or that one, if it is unfinished): id and parts."""
+    return list(tx.execute(_SELECT_UNFINISHED, {"agent": agent_id, "message": message_id}))
 
 
 def settle_all(tx: Tx, agent_id: str, message_id: str | None = None) -> None:

@@ -127,9 +127,6 @@ _BEGIN = moving(
     allowed=SUBMISSION_MOVES,
     attempts=submissions.c.attempts + 1,
     takeovers=submissions.c.takeovers + 1,
-    message_id=func.coalesce(
-        submissions.c.message_id, bindparam("new_message_id", type_=submissions.c.message_id.type)
-    ),
     applied_at=func.coalesce(submissions.c.applied_at, now()),
     started_at=func.coalesce(submissions.c.started_at, now()),
     messages=null(),
@@ -139,9 +136,15 @@ _BEGIN = moving(
 )
 
 
-def begin(tx: Tx, submission_id: str, message_id: str) -> bool:
-    """Count an attempt and set ``running``, from pending or, at a takeover, from running."""
-    return move(tx, _BEGIN, submission=submission_id, new_message_id=message_id)
+def begin(
+    tx: Tx, submission_id: str, message_id: str, *, continues: str | None = None, steps_before: int = 0
+) -> bool:
+    """Count an attempt and set ``running``, from pending or, at a takeover, from running.
+
+    *message_id* is where the answer goes. Whoever calls this has the row locked, and keeps what it has of that.
+    """
+    place = {"message_id": message_id, "continues": continues, "steps_before": steps_before}
+    return move(tx, _BEGIN, submission=submission_id, **place)
 
 
 ENDED: dict[str, Any] = {"completed_at": now(), "knock_at": null(), "messages": null()}

@@ -1,0 +1,206 @@
+"""Decide on calls that wait: approve, reject, answer. Each decision is taken once, from any process."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from think_celery.described import MAX_ERROR, storable
+from think_celery.domain import submissions
+from think_celery.domain.interactions import Kind, calls_in, fingerprint
+from think_celery.errors import InteractionMismatch, InteractionNotFound, PayloadTooLarge
+from think_celery.ids import AgentRef
+from think_celery.messages import Part, ToolPart, dump_parts, load_parts
+from think_celery.names import can_be_a_name
+from think_celery.runtime import Runtime
+from think_celery.states import InteractionStatus
+from think_celery.store import interactions as rows
+from think_celery.store import messages as message_rows
+from think_celery.store.database import Tx
+from think_celery.tools import dump_result
+
+logger = logging.getLogger("think_celery.interactions")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InteractionResult:
+    """What came of a decision. It is true where this call took it (``taken``).
+
+    ``status`` is how the call stands now, whoever decided: ``approved``, ``rejected``, ``answered``, or ``withdrawn``.
+    ``submission_id`` is the turn that goes on with it; ``None`` while other calls of the same answer still wait.
+    """
+
+    taken: bool
+    status: InteractionStatus
+    submission_id: str | None
+
+    def __bool__(self) -> bool:
+        return self.taken
+
+
+def approve(
+    rt: Runtime, agent: AgentRef, tool_call_id: str, *, reason: str | None, queue: str | None
+) -> InteractionResult:
+    """Let a call run that waits for an approval."""
+    reason = _reason(reason)
+
+    def apply(part: ToolPart) -> None:
+        part.state = "approval-responded"
+        part.approval = _approval(part, approved=True, reason=reason)
+
+    return _decide(
+        rt, agent, tool_call_id, "approval", InteractionStatus.APPROVED, apply, queue, reason=reason
+    )
+
+
+def reject(
+    rt: Runtime, agent: AgentRef, tool_call_id: str, *, reason: str | None, queue: str | None
+) -> InteractionResult:
+    """Let a call not run that waits for an approval."""
+    reason = _reason(reason)
+
+    def apply(part: ToolPart) -> None:
+        part.state = "output-denied"
+        part.approval = _approval(part, approved=False, reason=reason)
+
+    return _decide(
+        rt, agent, tool_call_id, "approval", InteractionStatus.REJECTED, apply, queue, reason=reason
+    )
+
+
+def answer(
+    rt: Runtime, agent: AgentRef, tool_call_id: str, *, output: Any, error: str | None, queue: str | None
+) -> InteractionResult:
+    """Store what a client answered to a call.
+
+    Raises:
+        InvalidToolResult: The output has no JSON form.
+        PayloadTooLarge: It is too large.
+        ValueError: Both an output and an error were given.
+    """
+    if error is not None and output is not None:
+        raise ValueError(
+            "provide_tool_result() takes an output or an error, not both. Leave one of them out."
+        )
+    output, error = dump_result(output), _reason(error, "error")
+    size, limit = len(json.dumps(output)), rt.settings.max_payload
+    if size > limit:
+        raise PayloadTooLarge("The tool's result", size, limit)
+
+    def apply(part: ToolPart) -> None:
+        if error is None:
+            part.output, part.state = output, "output-available"
+        else:
+            part.error_text, part.state = error.strip() or "the client gave no reason", "output-error"
+
+    answered = InteractionStatus.ANSWERED
+    return _decide(rt, agent, tool_call_id, "client", answered, apply, queue, output=output, error=error)
+
+
+def _reason(given: Any, name: str = "reason") -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is {given!r}, a {type(given).__name__}; pass a text.")
+    return storable(given, MAX_ERROR)
+
+
+def _approval(part: ToolPart, *, approved: bool, reason: str | None) -> dict[str, Any]:
+    told = {**(part.approval or {}), "approved": approved}
+    return told if reason is None else {**told, "reason": reason}
+
+
+_REMEDY = {
+    "approval": "It waits for an approval. Call approve_tool_call() or reject_tool_call().",
+    "client": "It waits for a client's answer. Call provide_tool_result().",
+}
+
+
+def _decide(
+    rt: Runtime,
+    agent: AgentRef,
+    tool_call_id: str,
+    kind: Kind,
+    status: InteractionStatus,
+    apply: Callable[[ToolPart], None],
+    queue: str | None,
+    **decision: Any,
+) -> InteractionResult:
+    """Take one decision, in one transaction with what it changes: the call, and the turn that goes on with it.
+
+    Joins the caller's transaction where there is one. Of any number of calls one takes the decision.
+
+    Raises:
+        InteractionNotFound: There is no such call.
+        InteractionMismatch: It waits for something else, or is not what was asked about any more.
+    """
+
+    def work(tx: Tx) -> InteractionResult:
+        row = _find(tx, agent, tool_call_id, kind)
+        waiting = rows.lock_open_of(tx, agent.id, row.message_id)
+        if row.id not in {each.id for each in waiting}:
+            row = _find(tx, agent, tool_call_id, kind)
+            return InteractionResult(
+                taken=False, status=InteractionStatus(row.status), submission_id=row.continuation_id
+            )
+        parts = _locked_parts(tx, agent.id, row)
+        taken = rows.decide(tx, row.id, status, **decision)
+        assert taken is not None, "it was locked, and open"
+        apply(next(part for part in calls_in(parts) if part.tool_call_id == tool_call_id))
+        message_rows.update_parts(tx, agent.id, row.message_id, dump_parts(parts))
+        continuation = None
+        if len(waiting) == 1:
+            continuation = _go_on(rt, tx, agent, row.message_id, queue)
+        tx.after_commit(lambda: _log(row, status, continuation))
+        return InteractionResult(taken=True, status=status, submission_id=continuation)
+
+    return rt.db.accept(work)
+
+
+def _find(tx: Tx, agent: AgentRef, tool_call_id: str, kind: Kind) -> Any:
+    known = can_be_a_name(tool_call_id, 200)
+    row = rows.by_call(tx, agent.id, tool_call_id) if known else None
+    if row is None:
+        raise InteractionNotFound(str(agent), str(tool_call_id)[:200])
+    if row.kind != kind:
+        problem = "it needs no approval" if row.kind == "client" else "no client answers it"
+        raise InteractionMismatch(tool_call_id, problem, _REMEDY[row.kind])
+    return row
+
+
+def _locked_parts(tx: Tx, agent_id: str, row: Any) -> list[Part]:
+    """The parts of the message, locked, in which the call stands with the arguments that were asked about."""
+    message = message_rows.lock(tx, agent_id, row.message_id)
+    parts = [] if message is None else load_parts(message.parts)
+    for part in calls_in(parts):
+        if (
+            part.tool_call_id == row.tool_call_id
+            and not part.settled
+            and fingerprint(part) == row.fingerprint
+        ):
+            return parts
+    raise InteractionMismatch(
+        row.tool_call_id,
+        "its message was changed since, so it is not the call that was asked about",
+        "Ask the agent again.",
+    )
+
+
+def _go_on(rt: Runtime, tx: Tx, agent: AgentRef, message_id: str, queue: str | None) -> str:
+    """Accept the turn that goes on with a message of which no call waits any more."""
+    row, _ = submissions.accept(rt, tx, agent, [], kind="continue", queue=queue, continues=message_id)
+    rows.continue_with(tx, agent.id, message_id, row.id)
+    return str(row.id)
+
+
+def _log(row: Any, status: InteractionStatus, continuation: str | None) -> None:
+    logger.info(
+        "tool call %s of %s in submission %s is %s%s",
+        row.tool_call_id,
+        row.tool,
+        row.submission_id,
+        status,
+        f"; submission {continuation} goes on" if continuation else "",
+        extra={"think_event": f"interaction.{status}", "think_submission": row.submission_id},
+    )
