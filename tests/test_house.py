@@ -47,6 +47,10 @@ ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that 
 
 EXCEPTIONS = {  # (module, rule): why
     ("errors", "size"): "the whole tree of errors on one page, as its docstring draws it; text, no logic",
+    (
+        "store.migrations.versions.0001_first_tables",
+        "size",
+    ): "the tables of the first version, one after the other; no logic",
 }
 
 Fault = tuple[str, str, str]  # module, rule, what is wrong

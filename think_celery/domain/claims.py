@@ -4,8 +4,8 @@ import logging
 from typing import Any
 
 from think_celery.domain import continuations, conversation, lines, turns
+from think_celery.domain.claimed import Claim
 from think_celery.domain.outcomes import Outcome, Word
-from think_celery.domain.turns import Claim
 from think_celery.errors import InvalidMessage, NothingToAnswer, ThinkError, TooManyAttempts, UnreadableValue
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, as_messages

@@ -4,14 +4,13 @@ import logging
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
 from think_celery.domain import calls, continuations, conversation, finals, hooks, interactions, recovery
 from think_celery.domain.answers import Answer
-from think_celery.domain.continuations import Place
+from think_celery.domain.claimed import Claim
 from think_celery.domain.drafts import Draft
 from think_celery.domain.leases import Hold
 from think_celery.domain.live import Broadcast
@@ -29,7 +28,6 @@ from think_celery.errors import (
     TurnCancelled,
     TurnTimeout,
 )
-from think_celery.ids import AgentRef
 from think_celery.logs import trace_of
 from think_celery.messages import ToolPart, UIMessage, dump_parts
 from think_celery.protocols import AgentHooks, Finish, Model, ModelRequest
@@ -39,7 +37,6 @@ from think_celery.signals import AbortController
 from think_celery.states import SubmissionStatus
 from think_celery.store import submissions
 from think_celery.store.database import Tx
-from think_celery.store.leases import Lease
 from think_celery.tools import Tool
 
 logger = logging.getLogger("think_celery.turns")
@@ -51,27 +48,6 @@ LONGEST_PARK_SECONDS = 86_400.0
 """No wish of a provider is granted beyond this."""
 
 MODEL_RETRY = Retry(delay=1, backoff="exponential", max_delay=60)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A submission that this process has claimed. ``row`` is as it was before the claim."""
-
-    row: Any
-    lease: Lease
-    agent: AgentRef
-    place: Place
-    attempt: int
-
-    @property
-    def message_id(self) -> str:
-        """Where the answer goes."""
-        return self.place.message_id
-
-    @property
-    def resumes(self) -> bool:
-        """Whether there may be something of the answer already."""
-        return self.row.applied_at is not None or self.place.continues == self.place.message_id
 
 
 class _PutBack(Exception):

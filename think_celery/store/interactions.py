@@ -6,7 +6,7 @@ from sqlalchemy import Row, and_, bindparam, case, delete, exists, literal_colum
 
 from think_celery.states import INTERACTION_MOVES, InteractionStatus
 from think_celery.store.database import Tx
-from think_celery.store.moves import moved, moving
+from think_celery.store.moves import Move, moved, moving
 from think_celery.store.statements import insert_new, now
 from think_celery.store.tables import interactions, submissions
 
@@ -72,7 +72,7 @@ def lock_open_of(tx: Tx, agent_id: str, message_id: str) -> list[Row[Any]]:
     return list(tx.execute(_LOCK_MESSAGE, {"agent": agent_id, "message": message_id}))
 
 
-_DECIDE = {
+_DECIDE: dict[InteractionStatus, Move] = {
     status: moving(
         interactions,
         interactions.c.id == bindparam("interaction"),
