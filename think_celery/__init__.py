@@ -2,12 +2,15 @@
 
 from think_celery.agent import Think
 from think_celery.app import ThinkCelery
+from think_celery.client import ThinkClient, current
+from think_celery.concurrency import Debounce
 from think_celery.domain.decisions import InteractionResult
 from think_celery.domain.interactions import PendingInteraction
 from think_celery.domain.live import LiveEvent
 from think_celery.domain.receipts import Submission
 from think_celery.domain.replay import StepContext
 from think_celery.domain.runs import WorkflowRun
+from think_celery.domain.waiting import SaveMessagesResult
 from think_celery.domain.waits import Approval, ReceivedEvent
 from think_celery.errors import NonRetryableError, StepError, ThinkError
 from think_celery.messages import UIMessage
@@ -21,6 +24,7 @@ __all__ = [
     "AbortController",
     "AbortSignal",
     "Approval",
+    "Debounce",
     "InteractionResult",
     "InteractionStatus",
     "LiveEvent",
@@ -28,12 +32,14 @@ __all__ = [
     "PendingInteraction",
     "ReceivedEvent",
     "Retry",
+    "SaveMessagesResult",
     "StepContext",
     "StepError",
     "Submission",
     "SubmissionStatus",
     "Think",
     "ThinkCelery",
+    "ThinkClient",
     "ThinkError",
     "ThinkWorkflow",
     "ThinkWorkflowStep",
@@ -44,5 +50,6 @@ __all__ = [
     "WorkflowRun",
     "WorkflowStatus",
     "client_tool",
+    "current",
     "tool",
 ]

@@ -80,6 +80,39 @@ class AgentWorkflows(AgentHandle, abstract=True):
             idempotency_key=idempotency_key,
         )
 
+    def approve_workflow(
+        self,
+        workflow_id: str,
+        *,
+        reason: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        workflow: type[ThinkWorkflow[Any, Any]] | str | None = None,
+    ) -> None:
+        """Approve what a workflow waits for; a decision that comes before its wait is kept.
+
+        Args:
+            workflow_id: The run's id.
+            reason: What ``Approval.reason`` will be.
+            metadata: What ``Approval.metadata`` will be.
+            workflow: The workflow class or its registered name, where several have a run of that id.
+
+        Raises what :meth:`get_workflow` raises, and TypeError, NotSerializable or PayloadTooLarge for unfit arguments.
+        """
+        runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
+
+    def reject_workflow(
+        self,
+        workflow_id: str,
+        *,
+        reason: str | None = None,
+        workflow: type[ThinkWorkflow[Any, Any]] | str | None = None,
+    ) -> None:
+        """Reject what a workflow waits for: its wait raises ``WorkflowRejectedError`` with this *reason*.
+
+        Raises what :meth:`get_workflow` raises, and TypeError for an unfit reason.
+        """
+        runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
+
     def get_workflow(
         self, workflow_id: str, *, workflow: type[ThinkWorkflow[Any, Any]] | str | None = None
     ) -> WorkflowRun:

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery, signals
+from celery import Celery, current_task, signals
 
-from think_celery import brokers, inspection
+from think_celery import brokers, inspection, publishing
+from think_celery.client import ThinkClient
 from think_celery.clock import SystemClock
 from think_celery.events.choice import Broker, event_log
 from think_celery.events.redis_url import is_redis_url
 from think_celery.events.writer import LiveWriter
+from think_celery.protocols import Knock
 from think_celery.publishing import Publisher
 from think_celery.runtime import Runtime, current, set_current
 from think_celery.settings import Settings
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 
-class ThinkCelery:
+class ThinkCelery(ThinkClient):
     """Gives a Celery app its agents and workflows, and becomes this process's own.
 
     Two calls with one app give the same object. Settings are read from the app's configuration and the
@@ -35,6 +37,8 @@ class ThinkCelery:
     """
 
     app: Celery
+    consumes: frozenset[str]
+    """The queues that the worker of this process consumes; none where there is no worker."""
 
     def __new__(cls, app: Celery) -> "ThinkCelery":
         existing = getattr(app, "think", None)
@@ -45,6 +49,7 @@ class ThinkCelery:
         self.app = app
         self._lock = threading.RLock()
         self._runtime = None
+        self.consumes = frozenset()
         app.think = self  # type: ignore[attr-defined,unused-ignore]
         register(app, lambda: self.runtime)
         inspection.register(app, lambda: self.runtime)
@@ -90,7 +95,17 @@ class ThinkCelery:
             live=LiveWriter(log),
             knock=self._publisher,
             sentinel=brokers.sentinel(self.app, brokers.identity(db.url), clock),
+            takes=self._takes,
+            in_task=self._in_task,
         )
+
+    def _takes(self, knock: Knock) -> bool:
+        if self.app.conf.task_always_eager:
+            return True
+        return bool(self.consumes) and publishing.queue_of(self.app, knock) in self.consumes
+
+    def _in_task(self) -> bool:
+        return bool(self.app.conf.task_always_eager or current_task)
 
     def joined(self, session_or_connection: "Session | Connection") -> AbstractContextManager[None]:
         """Inside, what you submit, start and send becomes part of this SQLAlchemy transaction.

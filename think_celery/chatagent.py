@@ -6,6 +6,7 @@ from typing import ClassVar
 from think_celery.agentinteractions import AgentInteractions
 from think_celery.agentmessages import AgentMessages
 from think_celery.agentturns import AgentTurns
+from think_celery.agentwaiting import AgentWaiting
 from think_celery.agentworkflows import AgentWorkflows
 from think_celery.domain.receipts import Submission
 from think_celery.protocols import ModelEvent
@@ -18,14 +19,18 @@ from think_celery.turnhooks import (
 )
 
 
-class ChatAgent(AgentTurns, AgentInteractions, AgentMessages, AgentWorkflows, abstract=True):
+class ChatAgent(
+    AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, AgentWorkflows, abstract=True
+):
     """An agent with a loop of your own: subclass it, write :meth:`on_chat_message`, name one with ``Helper("a")``.
 
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they
     are called; only turns run in a worker. What is set on the object lives as long as the object.
 
     ``queue`` is the Celery queue of its turns, else ``think_queue``. ``agent_class`` is the name that rows carry.
-    ``max_chained_turns`` is how many turns :meth:`on_chat_response` may ask for, one leading to the next.
+    ``message_concurrency`` is what becomes of a client's message while the agent is busy (see
+    :meth:`receive_messages`). ``max_chained_turns`` is how many turns :meth:`on_chat_response` may ask for, one leading
+    to the next.
     """
 
     max_chained_turns: int = 50

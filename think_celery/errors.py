@@ -33,7 +33,10 @@ The tree::
     │   ├── NoFinalAnswer            a structured turn ended without its answer
     │   ├── InvalidFinalAnswer       …or with one that does not fit the schema
     │   ├── NothingToAnswer          the transcript ends with the assistant's own message
-    │   └── TurnTimeout              the whole turn took too long
+    │   ├── ConversationMoved        messages were made for a conversation that has gone on
+    │   ├── TurnTimeout              the whole turn took too long
+    │   ├── TurnStillRunning         who waited for it had no more time; it goes on
+    │   └── NestedTurn               a turn would wait for itself
     ├── InteractionError
     │   ├── InteractionNotFound      no call of that id waits, or ever did
     │   └── InteractionMismatch      the call waits for something else
@@ -460,6 +463,16 @@ class NothingToAnswer(TurnError):
         )
 
 
+class ConversationMoved(TurnError):
+    """The messages were made by a function that saw another conversation. Seen in a submission, never raised."""
+
+    def __str__(self) -> str:
+        return (
+            "The conversation has changed since the function made these messages from it, so their turn was skipped. "
+            "save_messages() calls the function again by itself, as long as its timeout lasts."
+        )
+
+
 class TurnTimeout(TurnError):
     """The whole turn took longer than the setting ``think_turn_timeout``."""
 
@@ -471,6 +484,37 @@ class TurnTimeout(TurnError):
         return (
             f"The turn took longer than think_turn_timeout ({self.seconds:g} s) and was ended. Give the agent less "
             "to do in one turn, give its slow tools a timeout of their own, or raise the setting."
+        )
+
+
+class TurnStillRunning(TurnError):
+    """Whoever waited for a turn has no more time. The turn goes on."""
+
+    def __init__(self, submission_id: str, seconds: float) -> None:
+        super().__init__(submission_id, seconds)
+        self.submission_id, self.seconds = submission_id, seconds
+
+    def __str__(self) -> str:
+        return (
+            f"Submission {self.submission_id!r} has not ended after {self.seconds:g} s. It goes on and is stored: "
+            "wait for it with wait_for_submission(submission_id), or end it with cancel_submission(submission_id). If "
+            "none ever ends, no worker takes its queue: run think-celery doctor."
+        )
+
+
+class NestedTurn(TurnError):
+    """A turn would wait for itself: directly, or because the one that it waits for waits for it."""
+
+    def __init__(self, call: str, circle: Sequence[str]) -> None:
+        super().__init__(call, tuple(circle))
+        self.call, self.circle = call, tuple(circle)
+
+    def __str__(self) -> str:
+        way = " → ".join(self.circle)
+        return (
+            f"{self.call} would wait for ever: {way}. An agent's turns run one at a time, so a turn can't wait for "
+            "another one of its own agent. Use submit_messages() for a turn that runs after this one, or "
+            "persist_messages() to add to the conversation without a turn."
         )
 
 

@@ -311,6 +311,17 @@ class _Line:
             self._batch.flush()
 
 
+def queue_of(app: Celery, knock: Knock) -> str | None:
+    """The name of the queue that a message goes to; ``None`` if the app has no such queue."""
+    chosen: dict[str, Any] = {} if knock.queue is None else {"queue": knock.queue}
+    try:
+        task: Any = app.tasks[knock.task]
+        options = app.amqp.router.route(chosen, knock.task, (), knock.kwargs, task)
+    except QueueNotFound:
+        return None
+    return getattr(options.get("queue"), "name", None)
+
+
 def _apply(app: Celery, knock: Knock) -> None:
     options: dict[str, Any] = {"kwargsrepr": repr(knock.shows)}
     if knock.root_id is not None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from think_celery.clock import Clock
 from think_celery.errors import DuplicateName, NotConfigured, UnknownClass
 from think_celery.events.writer import LiveWriter
-from think_celery.protocols import EventLog, KnockFunction, Model, Sentinel
+from think_celery.protocols import EventLog, Knock, KnockFunction, Model, Sentinel
 from think_celery.settings import Settings
 from think_celery.signals import AbortController
 from think_celery.store.database import Database
 
 if TYPE_CHECKING:
     from think_celery.domain.leases import Monitor
+    from think_celery.domain.poller import Poller
 
 Class = TypeVar("Class", bound=type)
 
@@ -60,6 +61,11 @@ def _nothing(point: str) -> None:
     """The failpoint of a real process: nothing happens."""
 
 
+def _no(*_: Any) -> bool:
+    """A process without a worker has no task in hand, and takes no message."""
+    return False
+
+
 @dataclass(kw_only=True)
 class Runtime:
     """What the rules work with in one process. Made by ``ThinkCelery``, or by ``think_test``.
@@ -68,6 +74,9 @@ class Runtime:
     was told; not every broker can have one. ``failpoint`` is called at the named points
     where tests kill a worker. ``threads`` says that tools and step functions run in helper threads.
     ``stand_in`` gives, in tests, the model that an agent class asks instead of its own.
+    ``takes`` says whether a worker in this process consumes the queue of a message, ``in_task`` whether the caller is a
+    task of it. ``meanwhile`` is, in tests, what a call that waits does: the work of the workers, for so many seconds at
+    most.
     """
 
     settings: Settings
@@ -80,13 +89,19 @@ class Runtime:
     failpoint: Callable[[str], None] = _nothing
     threads: bool = True
     stand_in: Callable[[str], Model] | None = None
+    takes: Callable[[Knock], bool] = _no
+    in_task: Callable[[], bool] = _no
+    meanwhile: Callable[[float | None], None] | None = None
     stopping: AbortController = field(default_factory=AbortController)
     monitor: "Monitor" = field(init=False)
+    poller: "Poller" = field(init=False)
 
     def __post_init__(self) -> None:
         from think_celery.domain.leases import Monitor
+        from think_celery.domain.poller import Poller
 
         self.monitor = Monitor(self)
+        self.poller = Poller(self)
 
     def make_agent(self, agent_class: str, name: str) -> Any:
         """The user's agent of that class and name, bound to this runtime."""
@@ -100,6 +115,7 @@ class Runtime:
     def close(self) -> None:
         """Give back what this process holds: its row, its threads, its connections."""
         self.monitor.stop()
+        self.poller.close()
         if self.sentinel is not None:
             self.sentinel.close()
         self.live.close()

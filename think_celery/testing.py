@@ -46,6 +46,13 @@ MOST_ROUNDS = 100_000
 """Work that goes on for longer than this never becomes idle."""
 
 
+WAIT_SECONDS = 1.0
+"""How much time passes at a time while a call waits and nobody has anything to do."""
+
+PATIENCE_SECONDS = 60.0
+"""For how long a call without a timeout waits while nothing happens, and nothing is due at a later time."""
+
+
 class FakeClock:
     """A clock that moves only when it is told to, or when the code under test sleeps."""
 
@@ -89,6 +96,8 @@ class ThinkTest:
         self._models: dict[str, Model] = {}
         self._default_model = model
         rt.failpoint, rt.stand_in = self._failpoint, self._model_for
+        rt.takes, rt.meanwhile = lambda knock: True, self._meanwhile
+        self._at_work, self._idle_seconds = False, 0.0
 
     # --- models -----------------------------------------------------------------------------------
 
@@ -160,10 +169,35 @@ class ThinkTest:
             return 1
 
     def _perform(self, knock: Knock) -> None:
+        self._at_work, before, self._idle_seconds = True, self._at_work, 0.0
         try:
             perform(self.rt, knock)
         except SimulatedCrash:
             self._restart()
+        finally:
+            self._at_work = before
+
+    def _meanwhile(self, left: float | None) -> None:
+        """A part of what workers would do while the test waits, for *left* seconds; in work itself time passes."""
+        if self._knocks and not self._at_work:
+            self._perform(self._knocks.popleft())
+            return
+        due = tick.next_due(self.rt)
+        if due is not None and due > self.clock.now() and not self._at_work:
+            soon = (due - self.clock.now()).total_seconds()
+            self.clock.advance(timedelta(seconds=soon if left is None else min(soon, left)))
+            self._tick()
+            return
+        if left is None and self._idle_seconds >= PATIENCE_SECONDS:
+            raise AssertionError(
+                "This call waits for ever: there is nothing left to do, and it has no timeout. Does it wait for an "
+                "approval, or for an answer that nobody gives?"
+            )
+        span = min(WAIT_SECONDS, WAIT_SECONDS if left is None else left)
+        self._idle_seconds += span
+        self.clock.advance(timedelta(seconds=span))
+        if not self._at_work:
+            self._tick()
 
     # --- crashes and lost messages ----------------------------------------------------------------
 

@@ -147,6 +147,8 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
         check_content(parent.app)
         set_limits(parent.app, parent.app.think.runtime.settings)
         self._word = stops.Word()  # before the pool forks
+        # Now: a queue that is made later, because something is sent to it, is not consumed.
+        parent.app.think.consumes = frozenset(parent.app.amqp.queues.consume_from)
         if self._forks:
             begin = partial(stops.begin_child, self._word, parent.app.think.stop)
             signals.worker_process_init.connect(begin, weak=False)
@@ -173,6 +175,7 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
 
     def stop(self, parent: Any) -> None:
         """Stop ticking."""
+        parent.app.think.consumes = frozenset()
         for each in reversed(self._running):
             each.stop()
 

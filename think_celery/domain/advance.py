@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from think_celery import serialization
 from think_celery.described import describe
-from think_celery.domain import calls, inbox
+from think_celery.domain import calls, inbox, inhand
 from think_celery.domain.journal import Journal
 from think_celery.domain.outcomes import Outcome, Word
 from think_celery.domain.patience import patiently
@@ -98,7 +98,7 @@ def advance(rt: Runtime, workflow: str, workflow_id: str) -> Outcome:
         return claim
     rt.failpoint("workflow:claimed")
     attempts, journal = claim.row.attempts, claim.journal
-    with rt.monitor.hold(claim.lease, seconds=PASS_SECONDS) as hold:
+    with rt.monitor.hold(claim.lease, seconds=PASS_SECONDS) as hold, inhand.doing(hold):
         while True:
             replay = Replay(
                 rt=rt,

@@ -6,7 +6,14 @@ from typing import Any
 from think_celery.domain import continuations, conversation, lines, turns
 from think_celery.domain.claimed import Claim
 from think_celery.domain.outcomes import Outcome, Word
-from think_celery.errors import InvalidMessage, NothingToAnswer, ThinkError, TooManyAttempts, UnreadableValue
+from think_celery.errors import (
+    ConversationMoved,
+    InvalidMessage,
+    NothingToAnswer,
+    ThinkError,
+    TooManyAttempts,
+    UnreadableValue,
+)
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, as_messages
 from think_celery.retries import MISSED_AFTER
@@ -17,6 +24,7 @@ from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Refused, Tx
 from think_celery.store.leases import Lease
+from think_celery.store.tables import UNPLACED
 
 logger = logging.getLogger("think_celery.submissions")
 
@@ -74,6 +82,9 @@ def _claim(rt: Runtime, tx: Tx, submission_id: str, process_id: str) -> Claim | 
     if row.outdated:
         return _skip(rt, tx, row, lease, conversation.SKIPPED_BY_RESET)
     agent = AgentRef(row.agent_class, row.agent_name)
+    if row.based_on is not None and row.applied_at is None and _has_moved(tx, row):
+        reason = ConversationMoved()
+        return _skip(rt, tx, row, lease, str(reason), type(reason).__name__)
     error = _unfit(rt, tx, agent, row)
     if error is not None:
         return _end_in_error(rt, tx, row, lease, error)
@@ -87,8 +98,8 @@ def _claim(rt: Runtime, tx: Tx, submission_id: str, process_id: str) -> Claim | 
     return Claim(row=row, lease=lease, agent=agent, place=place, attempt=row.attempts + 1)
 
 
-def _skip(rt: Runtime, tx: Tx, row: Any, lease: Lease, why: str) -> Outcome:
-    lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=why, holding=True)
+def _skip(rt: Runtime, tx: Tx, row: Any, lease: Lease, why: str, error_type: str | None = None) -> Outcome:
+    lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error_type=error_type, error=why, holding=True)
     lines.free(rt, tx, lease)
     return Outcome("skipped", ended=True, row=row.id)
 
@@ -118,6 +129,13 @@ def _refuse(row: Any) -> None:
             row.agent_class,
         )
         raise _NotNow("unknown-class")
+
+
+def _has_moved(tx: Tx, row: Any) -> bool:
+    """Whether the conversation is another than the one that the submitted messages were made for."""
+    stored = [each for each in message_rows.of(tx, row.agent_id) if each.position != UNPLACED]
+    present = conversation.fingerprint(conversation.from_row(each) for each in stored)
+    return bool(present != row.based_on)
 
 
 def _unfit(rt: Runtime, tx: Tx, agent: AgentRef, row: Any) -> ThinkError | None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from think_celery import serialization
 from think_celery.domain import interactions, lines
 from think_celery.errors import InsideTransaction
 from think_celery.ids import AgentRef
@@ -63,6 +64,15 @@ def history(rt: Runtime, agent: AgentRef, *, finished_only: bool = False) -> lis
     """The agent's messages in order, read afresh. The message of a turn in progress stands last."""
     rows = rt.db.look(lambda tx: message_rows.of(tx, agent.id))
     return [from_row(row) for row in rows if not (finished_only and row.position == UNPLACED)]
+
+
+def fingerprint(transcript: Iterable[UIMessage]) -> str:
+    """What tells one state of a conversation from another."""
+    return serialization.fingerprint([_told(as_row(message)) for message in transcript])
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("message_id", "role", "parts", "metadata")}
 
 
 def get_message(rt: Runtime, agent: AgentRef, message_id: str) -> UIMessage | None:

@@ -21,6 +21,7 @@ from think_celery.domain.replay import (
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
     AsyncNotSupported,
+    InsideTransaction,
     InvalidValue,
     LeaseLost,
     NonRetryableError,
@@ -42,7 +43,7 @@ USUAL = Retry()
 TRANSACTION_SECONDS = 5.0
 """The most that ``step.transaction`` may take; all the while it holds its row locks."""
 
-PERMANENT = (NonRetryableError, StepMisuse, AsyncNotSupported)
+PERMANENT = (NonRetryableError, StepMisuse, AsyncNotSupported, InsideTransaction)
 
 Outcome = tuple[str, Any] | Failure
 """The stored text and the value of a step that succeeded, or how it failed."""

@@ -43,6 +43,34 @@ class Broadcast:
                         event=event,
                     )
                 )
+        if any(event.get("type") == "done" for event in events):
+            self._rt.poller.hint(self._agent_id)
+
+
+NO_TURN = ""
+"""The submission of a frame that belongs to no turn."""
+
+STORED = "message-stored"
+
+
+def tell_of_messages(rt: Runtime, agent_id: str, message_ids: Sequence[str]) -> None:
+    """Let listeners know that these messages were added or changed; what they say, each listener reads itself."""
+    for message_id in message_ids:
+        _put_aside(rt, agent_id, message_id, {"type": STORED})
+
+
+def _put_aside(rt: Runtime, agent_id: str, message_id: str, event: dict[str, Any]) -> None:
+    rt.live.put(
+        Frame(
+            agent_id=agent_id,
+            submission_id=NO_TURN,
+            message_id=message_id,
+            token=0,
+            first=1,
+            n=1,
+            event=event,
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +79,10 @@ class LiveEvent:
 
     ``type`` is that of a UI message chunk (``text-delta``, ``tool-input-available``, ``tool-output-available``,
     …) or one of ``snapshot`` (a message as it is stored now: what was shown of it before is void), ``reset``
-    (what was shown of the message is void) and ``done`` (the turn is stored as ended; ``data["status"]``).
-    ``text`` is the piece of a ``text-delta``, or the whole text of a ``snapshot``; else it is empty. ``data`` is
-    the chunk itself; of a ``snapshot`` it is the message as ``UIMessage.to_dict()`` gives it.
+    (what was shown of the message is void), ``done`` (the turn is stored as ended; ``data["status"]``) and
+    ``message`` (a message was added or changed outside a turn, so ``submission_id`` is empty).
+    ``text`` is the piece of a ``text-delta``, or the whole text of a ``snapshot`` or ``message``; else it is empty.
+    ``data`` is the chunk itself; of a ``snapshot`` or ``message`` it is that as ``UIMessage.to_dict()`` gives it.
     """
 
     type: str
@@ -119,6 +148,9 @@ def _follow(
         for frame in page.frames:
             if submission_id is not None and frame.submission_id != submission_id:
                 continue
+            if frame.submission_id == NO_TURN:
+                yield from _aside(rt, agent, frame)
+                continue
             news = seen.take(frame)
             if news == "old":
                 continue
@@ -134,6 +166,21 @@ def _follow(
                 return
         if not page.frames and not page.lost:
             rt.clock.sleep(POLL_SECONDS)
+
+
+def _aside(rt: Runtime, agent: AgentRef, frame: Frame) -> Iterator[LiveEvent]:
+    """What happened outside all turns."""
+    if frame.event.get("type") != STORED:
+        return
+    message = conversation.get_message(rt, agent, frame.message_id)
+    if message is not None:  # it was not removed meanwhile
+        yield LiveEvent(
+            type="message",
+            submission_id=NO_TURN,
+            message_id=message.id,
+            text=message.text,
+            data=message.to_dict(),
+        )
 
 
 class _Seen:

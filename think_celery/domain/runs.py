@@ -6,6 +6,7 @@ from typing import Any
 
 from think_celery import serialization
 from think_celery.domain import workflows as domain
+from think_celery.domain.waits import APPROVAL
 from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFound
 from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.names import can_be_a_name
@@ -95,3 +96,47 @@ def resume(rt: Runtime, workflow_id: str, workflow: Any = None) -> bool:
     """Let a paused workflow go on, and say whether it was paused. Raises what :func:`find_row` raises."""
     row = find_row(rt, workflow_id, workflow)
     return domain.resume(rt, WorkflowRef(row.workflow, row.workflow_id))
+
+
+def send_event(
+    rt: Runtime,
+    workflow_id: str,
+    workflow: Any = None,
+    *,
+    type: str,
+    payload: Any = None,
+    idempotency_key: str | None = None,
+) -> None:
+    """Send an event to the workflow of that id. Only with its *workflow* it is kept for a run that is yet to come.
+
+    Raises what :func:`find_row` raises without *workflow*, and what ``workflows.send_event`` raises.
+    """
+    if workflow is None:
+        row = find_row(rt, workflow_id)
+        ref = WorkflowRef(row.workflow, row.workflow_id)
+    else:
+        ref = domain.reference(workflow, workflow_id)
+    domain.send_event(rt, ref, type=type, payload=payload, idempotency_key=idempotency_key)
+
+
+def decide(
+    rt: Runtime,
+    workflow_id: str,
+    workflow: Any = None,
+    *,
+    approved: bool,
+    reason: str | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Approve or reject what a workflow waits for, or will wait for. Raises what :func:`find_row` raises.
+
+    Raises:
+        TypeError: The reason is no text, or the metadata no dict.
+        NotSerializable, PayloadTooLarge: The metadata can't be stored.
+    """
+    if not isinstance(reason, str | None):
+        raise TypeError(f"reason is a {type(reason).__name__}; pass a text.")
+    row = find_row(rt, workflow_id, workflow)
+    kept = serialization.json_metadata(metadata, rt.settings.max_payload)
+    decision = {"approved": approved, "reason": reason, "metadata": kept}
+    domain.send_event(rt, WorkflowRef(row.workflow, row.workflow_id), type=APPROVAL, payload=decision)

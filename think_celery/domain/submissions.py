@@ -50,11 +50,12 @@ def submit(
     submission_id: str | None = None,
     metadata: dict[str, Any] | None = None,
     queue: str | None = None,
+    kind: str = "submit",
 ) -> tuple[Any, bool, bool]:
     """Accept one turn for a user: the row, whether it is new, and whether its payload is this one."""
     given = as_messages(messages)
-    _check_names(idempotency_key, submission_id)
-    new = _new(rt, given, kind="submit", idempotency_key=idempotency_key, metadata=metadata, queue=queue)
+    check_names(idempotency_key, submission_id)
+    new = _new(rt, given, kind=kind, idempotency_key=idempotency_key, metadata=metadata, queue=queue)
     chosen = _id_for(agent, idempotency_key, submission_id)
     # Nearly always it is new, and then one statement is all it takes.
     row, accepted = rt.db.accept_single(lambda tx: _insert(rt, tx, agent, chosen, new)), True
@@ -85,13 +86,15 @@ def accept(
     structure: dict[str, Any] | None = None,
     waiting: Waiting | None = None,
     fingerprint: str | None = None,
+    based_on: str | None = None,
     queue: str | None = None,
     continues: str | None = None,
 ) -> tuple[Any, bool]:
     """Store one turn in this transaction, and return its row and whether it is new.
 
     A key that is known returns the row that has it. The knock follows the commit. A turn that *continues* goes on with
-    that message: in it, if it is still the last one then.
+    that message: in it, if it is still the last one then. *based_on* is the fingerprint of the conversation that the
+    messages were made for: the turn is skipped if it is another when the turn begins.
 
     Raises:
         PayloadTooLarge: The messages or the metadata are.
@@ -106,6 +109,7 @@ def accept(
         metadata=metadata,
         fingerprint=fingerprint,
         structure=structure,
+        based_on=based_on,
         workflow_key=None if waiting is None else waiting.workflow_key,
         workflow_run=None if waiting is None else waiting.run,
         event_type=None if waiting is None else waiting.event_type,
@@ -207,7 +211,12 @@ def _fingerprint(stored: list[dict[str, Any]]) -> str:
     return serialization.fingerprint([{"role": each["role"], "parts": each["parts"]} for each in stored])
 
 
-def _check_names(idempotency_key: Any, submission_id: Any) -> None:
+def check_names(idempotency_key: Any, submission_id: Any) -> None:
+    """Make sure that a key and an id of a user's can be ones.
+
+    Raises:
+        TypeError, InvalidValue: They can't.
+    """
     for name, value in (("idempotency_key", idempotency_key), ("submission_id", submission_id)):
         if value is not None and not isinstance(value, str):
             raise TypeError(
@@ -277,6 +286,12 @@ def cancel(
     if row.status == SubmissionStatus.PENDING and row.message_id is not None:
         conversation.place_unfinished(tx, row.agent_id, row.message_id)
     return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason)
+
+
+def skip(rt: Runtime, tx: Tx, submission_id: str, reason: str) -> bool:
+    """End a submission whose turn has never begun as skipped in this transaction, and say whether this call did."""
+    row = submissions.lock(tx, submission_id)
+    return row is not None and lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=reason)
 
 
 def delete(rt: Runtime, submission_id: str) -> bool:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
-from think_celery.domain import calls, continuations, conversation, finals, hooks, interactions, recovery
+from think_celery.domain import calls, continuations, conversation, finals, hooks, inhand, interactions, recovery
 from think_celery.domain.answers import Answer
 from think_celery.domain.claimed import Claim
 from think_celery.domain.drafts import Draft
@@ -61,7 +61,8 @@ class _PutBack(Exception):
 def run(rt: Runtime, claim: Claim) -> Outcome:
     """Run a claimed turn to its end, and say how it went."""
     seconds = rt.settings.turn_timeout_seconds
-    with rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds) as hold:
+    held = rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds)
+    with held as hold, inhand.doing(hold, claim.agent):
         try:
             return Turn(rt, claim, hold).run()
         except LeaseLost:

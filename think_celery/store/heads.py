@@ -42,7 +42,7 @@ _FIRST_PENDING = (
     .order_by(submissions.c.status, submissions.c.seq)
     .limit(1)
 )
-_HEAD_ID = func.coalesce(_RUNNING.limit(1).scalar_subquery(), _FIRST_PENDING.scalar_subquery())
+HEAD_ID = func.coalesce(_RUNNING.limit(1).scalar_subquery(), _FIRST_PENDING.scalar_subquery())
 _DUE = or_(submissions.c.not_before.is_(None), submissions.c.not_before <= now())
 
 _HEAD = (
@@ -55,11 +55,11 @@ _HEAD = (
     .select_from(
         submissions.outerjoin(lines, and_(lines.c.agent_id == submissions.c.agent_id, lines.c.kind == TURNS))
     )
-    .where(submissions.c.id == _HEAD_ID)
+    .where(submissions.c.id == HEAD_ID)
 )
 
 
-_SELECT_HEAD_ID = select(_HEAD_ID)
+_SELECT_HEAD_ID = select(HEAD_ID)
 
 
 def head_id(tx: Tx, agent_id: str) -> str | None:
@@ -86,6 +86,7 @@ _CANDIDATE = (
         submissions.c.status,
         submissions.c.messages,
         submissions.c.structure,
+        submissions.c.based_on,
         submissions.c.workflow_key,
         submissions.c.workflow_run,
         submissions.c.event_type,
@@ -96,7 +97,7 @@ _CANDIDATE = (
         submissions.c.takeovers,
         submissions.c.model_attempts,
         submissions.c.applied_at,
-        (submissions.c.id == _HEAD_ID).label("is_head"),
+        (submissions.c.id == HEAD_ID).label("is_head"),
         _DUE.label("due"),
         (submissions.c.epoch < EPOCH).label("outdated"),
     )

@@ -32,7 +32,7 @@ _AGENT = select(submissions.c.agent_id).where(submissions.c.id == bindparam("sub
 _TAKE = (
     update(lines)
     .where(lines.c.agent_id == _AGENT, lines.c.kind == TURNS, lines.c.process_id.is_(None))
-    .values(process_id=bindparam("process"), token=lines.c.token + 1)
+    .values(process_id=bindparam("process"), token=lines.c.token + 1, waits_for=null())
     .returning(lines.c.agent_id, lines.c.token)
 )
 
@@ -46,7 +46,7 @@ _MAKE_AND_TAKE = on_each(
         .from_select(["agent_id", "kind", "process_id", "token"], _FIRST_LEASE)
         .on_conflict_do_update(
             index_elements=[lines.c.agent_id, lines.c.kind],
-            set_={"process_id": bindparam("process"), "token": lines.c.token + 1},
+            set_={"process_id": bindparam("process"), "token": lines.c.token + 1, "waits_for": null()},
             where=lines.c.process_id.is_(None),
         )
         .returning(lines.c.agent_id, lines.c.token)

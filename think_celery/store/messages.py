@@ -6,7 +6,8 @@ from sqlalchemy import Row, and_, bindparam, delete, func, or_, select, update
 
 from think_celery.store.database import Tx
 from think_celery.store.statements import insert_new, on_each
-from think_celery.store.tables import UNPLACED, messages
+from think_celery.store.submissions import IS_UNFINISHED
+from think_celery.store.tables import UNPLACED, messages, submissions
 
 STREAMING, DONE = "streaming", "done"
 
@@ -29,6 +30,32 @@ _APPEND = insert_new(messages, messages.c.seq, position=END, status=DONE)
 def append(tx: Tx, agent_id: str, message: dict[str, Any]) -> bool:
     """Add a message at the end, and say whether it is new: an id that is there already changes nothing."""
     return tx.execute(_APPEND, {"agent": agent_id, "agent_id": agent_id, **message}).first() is not None
+
+
+_OF_A_TURN = select(submissions.c.id).where(
+    submissions.c.agent_id == bindparam("agent"), submissions.c.message_id == _MESSAGE, IS_UNFINISHED
+)
+_UPSERT = on_each(
+    lambda insert: (
+        (new := insert(messages).values(position=END, status=DONE))
+        .on_conflict_do_update(
+            index_elements=[messages.c.agent_id, messages.c.message_id],
+            set_={name: new.excluded[name] for name in ("role", "parts", "metadata")},
+            where=messages.c.status == DONE,
+        )
+        .returning(messages.c.seq)
+    )
+)
+
+
+def upsert(tx: Tx, agent_id: str, message: dict[str, Any]) -> bool:
+    """Add a message at the end, or change the one of its id where it stands, and say whether that was done.
+
+    The message of a turn that has not ended is the turn's own and stays as it is.
+    """
+    if tx.execute(_OF_A_TURN, {"agent": agent_id, "message": message["message_id"]}).first() is not None:
+        return False
+    return tx.execute(_UPSERT, {"agent": agent_id, "agent_id": agent_id, **message}).first() is not None
 
 
 def _putting(position: Any, status: str) -> Any:

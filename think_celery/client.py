@@ -1,0 +1,123 @@
+"""What a process can ask for by id, without knowing whose turn or workflow it is."""
+
+from typing import Any
+
+from think_celery import runtime
+from think_celery.domain import runs, submissions, waiting
+from think_celery.domain.receipts import Submission, as_submission
+from think_celery.domain.runs import WorkflowRun
+from think_celery.durations import Duration
+from think_celery.ids import AgentRef
+from think_celery.runtime import Runtime
+from think_celery.workflow import ThinkWorkflow
+
+Workflow = type[ThinkWorkflow[Any, Any]] | str
+
+
+class ThinkClient:
+    """The submissions and workflows of all agents, by their ids: what :func:`current` gives, and ``ThinkCelery`` is.
+
+    It works with what agents of this process work with now: in ``think_test``, the test's.
+    """
+
+    @property
+    def _rt(self) -> Runtime:
+        return runtime.current()
+
+    # --- submissions ------------------------------------------------------------------------------
+
+    def inspect_submission(self, submission_id: str) -> Submission | None:
+        """The submission as it stands now; ``None`` if there is none of that id."""
+        row = submissions.get(self._rt, submission_id)
+        return None if row is None else as_submission(self._rt, row)
+
+    def wait_for_submission(self, submission_id: str, timeout: Duration | None = None) -> Submission:
+        """The submission once its turn has ended, at once if it has. Any process may wait for it.
+
+        Raises:
+            TurnStillRunning: The time is up. The turn goes on.
+            SubmissionNotFound: There is none of that id, or not any more.
+            NestedTurn: Called in a turn that would wait for itself.
+            InsideTransaction: Called inside a joined transaction.
+        """
+        row = submissions.require(self._rt, submission_id)
+        agent = AgentRef(row.agent_class, row.agent_name)
+        wait = waiting.Wait(self._rt, agent, "wait_for_submission()", timeout=timeout)
+        return as_submission(self._rt, wait.end_of(submission_id))
+
+    def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
+        """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is."""
+        return submissions.cancel_by_id(self._rt, submission_id, reason)
+
+    # --- workflows --------------------------------------------------------------------------------
+
+    def get_workflow(self, workflow_id: str, *, workflow: Workflow | None = None) -> WorkflowRun:
+        """A workflow as it stands now, with its ``output`` once it is complete.
+
+        Args:
+            workflow_id: The id that ``run_workflow`` returned.
+            workflow: The workflow class or its registered name, where several have a run of that id.
+
+        Raises:
+            WorkflowNotFound: There is none.
+            AmbiguousWorkflow: Several classes have one.
+        """
+        return runs.look_up(self._rt, workflow_id, workflow)
+
+    def approve_workflow(
+        self,
+        workflow_id: str,
+        *,
+        reason: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        workflow: Workflow | None = None,
+    ) -> None:
+        """Approve what a workflow waits for; a decision that comes before its wait is kept.
+
+        Raises what :meth:`get_workflow` raises, and TypeError, NotSerializable or PayloadTooLarge for unfit arguments.
+        """
+        runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
+
+    def reject_workflow(
+        self, workflow_id: str, *, reason: str | None = None, workflow: Workflow | None = None
+    ) -> None:
+        """Reject what a workflow waits for. Raises what :meth:`get_workflow` raises, and TypeError."""
+        runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
+
+    def send_workflow_event(
+        self,
+        workflow_id: str,
+        *,
+        type: str,
+        payload: Any = None,
+        workflow: Workflow | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        """Send an event to a workflow; one that comes before its wait is kept.
+
+        Args:
+            workflow_id: The run's id.
+            type: What ``wait_for_event(type=…)`` asks for.
+            payload: Any value that a step could return.
+            workflow: The workflow class or its registered name. Only with it an event is kept for a run to come.
+            idempotency_key: The same key twice is one event.
+
+        Raises:
+            WorkflowNotFound: Without *workflow*: there is no run of that id.
+            AmbiguousWorkflow: Without *workflow*: several classes have one.
+            NotSerializable, PayloadTooLarge: The payload can't be stored.
+            ValueError: *type* or *idempotency_key* is unfit; or no workflow can have that name or id.
+        """
+        runs.send_event(
+            self._rt, workflow_id, workflow, type=type, payload=payload, idempotency_key=idempotency_key
+        )
+
+
+def current() -> ThinkClient:
+    """What this process can ask for by id.
+
+    Raises:
+        NotConfigured: Nothing has set think_celery up in this process.
+    """
+    runtime.current()
+    return ThinkClient()

@@ -1,0 +1,128 @@
+"""Run another agent's turns in the place of one that waits for them: a pool full of those who wait would stand still.
+
+Whoever waits in a worker runs the heads of the line that it waits for, while that line is free. A turn that waits says
+so in its own line first: two agents whose tools wait for each other would otherwise wait for ever.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from think_celery.domain import claims, knocks
+from think_celery.domain.inhand import all_in_hand, in_hand
+from think_celery.domain.leases import Hold
+from think_celery.domain.patience import patiently
+from think_celery.errors import NestedTurn
+from think_celery.ids import AgentRef
+from think_celery.runtime import Runtime, agent_classes
+from think_celery.store import heads, waiting
+from think_celery.store.database import Tx
+
+logger = logging.getLogger("think_celery.waiting")
+
+DEEPEST = 3
+"""How many turns may be run inside one another: each takes a part of the stack, and of the patience of its callers."""
+
+_depth: ContextVar[int] = ContextVar("think_helping", default=0)
+
+
+def may_help(rt: Runtime) -> bool:
+    """Whether whoever waits here has a worker's slot, and may run turns in it."""
+    at_work = in_hand() is not None or rt.in_task()
+    return at_work and _depth.get() < DEEPEST and not rt.stopping.signal.aborted
+
+
+def help_line(rt: Runtime, agent_id: str) -> bool:
+    """Run the agent's next turn if its line is free and its messages come to this worker; whether one has ended."""
+    head = rt.db.read(lambda tx: heads.head(tx, agent_id))
+    if head is None or head.held or not head.due or head.agent_class not in agent_classes:
+        return False
+    if not rt.takes(knocks.for_submission(head)):
+        return False
+    token = _depth.set(_depth.get() + 1)
+    try:
+        return claims.run(rt, head.id).ended
+    finally:
+        _depth.reset(token)
+
+
+# --- circles --------------------------------------------------------------------------------------
+
+
+def own_turn(agent: AgentRef) -> bool:
+    """Whether a turn of this agent runs in this very thread, or waits in it for what runs."""
+    return any(work.agent == agent for work in all_in_hand())
+
+
+def refuse_nested(agent: AgentRef, call: str) -> None:
+    """Make sure that a call which waits for a turn of this agent is not made inside one.
+
+    Raises:
+        NestedTurn: It is.
+    """
+    turns = [work.agent for work in all_in_hand() if work.agent is not None]
+    if agent in turns:
+        circle = [*reversed(turns[: turns.index(agent) + 1]), agent]
+        raise NestedTurn(call, [str(each) for each in circle])
+
+
+@contextmanager
+def waits_for(rt: Runtime, agent: AgentRef, call: str) -> Iterator[None]:
+    """While the block runs, the turn in hand (if there is one) waits for this agent, and everybody can see it.
+
+    Raises:
+        NestedTurn: That agent's turn waits for this one, directly or through others.
+    """
+    work = in_hand()
+    if work is None or work.agent is None:
+        yield
+        return
+    _in_line(rt, work.hold, lambda tx: waiting.wait_for(tx, work.hold.lease, agent.id))
+    try:
+        _refuse_circle(rt, agent, call)
+        yield
+    finally:
+        if not work.hold.lost:
+            _in_line(rt, work.hold, lambda tx: waiting.wait_no_more(tx, work.hold.lease, agent.id))
+
+
+def _in_line(rt: Runtime, hold: Hold, change: Callable[[Tx], None]) -> None:
+    patiently(rt, hold, lambda: rt.db.transact(change))
+
+
+def _refuse_circle(rt: Runtime, agent: AgentRef, call: str) -> None:
+    mine = [
+        work.agent.id for work in all_in_hand() if work.agent is not None
+    ]  # each waits for the one before it
+    way: dict[str, str | None] = {agent.id: None}  # each agent, and who waits for it
+    new = [agent.id]
+    while new:
+        edges = rt.db.read(lambda tx, new=new: waiting.waited_for_by(tx, new))  # type: ignore[misc]
+        new = []
+        for one, others in edges.items():
+            for other in others:
+                if other in mine:
+                    here = mine[: mine.index(other) + 1]
+                    raise NestedTurn(call, _named(rt, [*reversed(here), *_back(way, one), other]))
+                if other not in way:
+                    way[other] = one
+                    new.append(other)
+
+
+def _back(way: dict[str, str | None], last: str) -> list[str]:
+    """The way to *last*, in the order in which one waits for the next."""
+    steps: list[str] = []
+    step: str | None = last
+    while step is not None:
+        steps.append(step)
+        step = way[step]
+    return steps[::-1]
+
+
+def _named(rt: Runtime, agent_ids: Sequence[str]) -> list[str]:
+    def names(tx: Tx) -> dict[str, str]:
+        return {row.id: str(AgentRef(row.agent_class, row.name)) for row in waiting.names_of(tx, agent_ids)}
+
+    found = rt.db.read(names)
+    return [found.get(agent_id, agent_id) for agent_id in agent_ids]
