@@ -19,9 +19,7 @@ from think_celery.turnhooks import (
 )
 
 
-class ChatAgent(
-    AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, AgentWorkflows, abstract=True
-):
+class ChatAgent(AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, AgentWorkflows, abstract=True):
     """An agent with a loop of your own: subclass it, write :meth:`on_chat_message`, name one with ``Helper("a")``.
 
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they

@@ -310,7 +310,7 @@ class TestFunctions:
         assert (ended.status, ended.error_type) == ("skipped", "ConversationMoved")
 
     def test_a_reset_is_not_tried_again(self, t):
-        """B28: what was skipped by a reset was meant to go."""
+        """B7: what was skipped by a reset was meant to go."""
         agent, calls = talker()("a"), []
         t.use_model(FunctionModel(lambda request: say("ok")))
 

@@ -8,10 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
-from think_celery.domain import calls, continuations, conversation, finals, hooks, inhand, interactions, recovery
+from think_celery.domain import calls, continuations, conversation, finals, hooks, interactions, recovery
 from think_celery.domain.answers import Answer
 from think_celery.domain.claimed import Claim
 from think_celery.domain.drafts import Draft
+from think_celery.domain.inhand import doing
 from think_celery.domain.leases import Hold
 from think_celery.domain.live import Broadcast
 from think_celery.domain.outcomes import Outcome
@@ -62,7 +63,7 @@ def run(rt: Runtime, claim: Claim) -> Outcome:
     """Run a claimed turn to its end, and say how it went."""
     seconds = rt.settings.turn_timeout_seconds
     held = rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds)
-    with held as hold, inhand.doing(hold, claim.agent):
+    with held as hold, doing(hold, claim.agent):
         try:
             return Turn(rt, claim, hold).run()
         except LeaseLost:
