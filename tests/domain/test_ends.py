@@ -8,6 +8,7 @@ import pytest
 from tests.domain.crowd import (
     Clerk,
     at_once,
+    change,
     die,
     echo,
     forget_knock,
@@ -121,21 +122,46 @@ class TestEndsThatCross:
         with transaction(queue.rt) as first:
             Clerk("a").cancel_submission("two")
             cancel_elsewhere(queue, "one")
+            # What is remembered by it would be lost.
+            (deleted_at_once,) = at_once(1, lambda _: Clerk("a").delete_submission("one"))
             for _ in range(3):
                 queue.clock.advance(timedelta(seconds=3))
                 tick.run(queue.rt)
-            # What is remembered by it would be lost.
-            (deleted,) = at_once(1, lambda _: Clerk("a").delete_submission("one"))
+            (deleted_later,) = at_once(1, lambda _: Clerk("a").delete_submission("one"))
             first.rollback()
         queue.lose_messages()
         queue.clock.advance(timedelta(seconds=3))
 
         tick.run(queue.rt)
 
-        assert not deleted
+        assert (deleted_at_once, deleted_later) == (False, True)
         assert [knock.task_id for knock in queue._knocks] == ["two"]
-        assert row(queue.rt, "one").knock_at is None
-        assert Clerk("a").delete_submission("one")
+        assert row(queue.rt, "two").knock_at is not None
+
+    @pytest.mark.parametrize("expected", ["two", "three", "four"])
+    def test_what_is_expected_of_others_ends_with_them(self, queue, expected):
+        """R1: the next one, or one behind it, is expected and then cancelled: what follows is found all the same."""
+        submit("four", "five")
+        forget_knock(queue.rt, "four", "five")
+        later = queue.clock.now() + timedelta(seconds=2.5)
+        mine = tables.submissions.c.id == expected
+        change(queue.rt, tables.submissions.update().where(mine).values(knock_at=later))
+        with transaction(queue.rt) as first:
+            Clerk("a").cancel_submission("two")
+            cancel_elsewhere(queue, "one")
+            for _ in range(2):
+                queue.clock.advance(timedelta(seconds=3))
+                tick.run(queue.rt)
+            waited = [cancel_elsewhere(queue, name) for name in ("three", "four")]
+            first.commit()
+        queue.lose_messages()
+        for _ in range(2):
+            queue.clock.advance(timedelta(seconds=3))
+            tick.run(queue.rt)
+
+        assert waited == [False, False]
+        assert {knock.task_id for knock in queue._knocks} == {"five"}
+        assert row(queue.rt, "five").knock_at is not None
 
     def test_a_head_that_can_be_expected_keeps_nobody_from_deleting(self, queue):
         """Who deletes the end by which the next one is to be found sees to that one instead."""
@@ -174,12 +200,14 @@ class TestEndsThatCross:
             crossing = threading.Thread(target=cross)
             crossing.start()
             crossing.join(10)
+            waited = crossing.is_alive()
             Clerk("a").cancel_submission("two")
             first.commit()
         crossing.join(10)
         queue.clock.advance(timedelta(seconds=3))
         tick.run(queue.rt)
 
+        assert not waited
         assert statuses(queue, "one", "two", "three") == ["aborted", "aborted", "pending"]
         assert row(queue.rt, "three").knock_at is not None
 

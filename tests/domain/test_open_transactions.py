@@ -1,13 +1,16 @@
 """A caller that keeps a transaction open holds up its own submission only: no worker, no other agent."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
+from tests.domain.crowd import wait_for_lock
 from think_celery import Think
-from think_celery.domain import tick
+from think_celery.domain import claims, tick, turns
+from think_celery.domain.outcomes import Outcome
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.store.joined import joined
 from think_celery.testing import ThinkTest, think_test
@@ -80,3 +83,29 @@ def test_a_claim_does_not_wait_for_the_caller_either(t: ThinkTest, caller: Sessi
     assert found is not None
     assert found.status == "completed"
     assert status(only) == "completed"
+
+
+def test_an_end_that_waits_for_the_caller_keeps_no_other_worker(t: ThinkTest, caller: Session):
+    """A turn that ends while it is being cancelled waits for that; messages for those behind it do not."""
+    first, second = (Opened("a").submit_messages("Well?").submission_id for _ in range(2))
+    held = claims.claim(t.rt, first)
+    assert not isinstance(held, Outcome)
+    with joined(t.rt.db, caller):
+        Opened("a").cancel_submission(first)
+    said: list[str] = []
+    ending = threading.Thread(target=lambda: said.append(turns.run(t.rt, held).word))
+    behind = threading.Thread(target=lambda: said.append(claims.run(t.rt, second).word))
+
+    ending.start()
+    wait_for_lock(t.rt)
+    behind.start()
+    behind.join(10)
+    before = list(said)
+    caller.commit()
+    for thread in (behind, ending):
+        thread.join(10)
+    t.run_until_idle()
+
+    assert before == ["busy"]
+    assert said == ["busy", "aborted"]
+    assert status(second) == "completed"

@@ -105,11 +105,15 @@ def _skip(rt: Runtime, tx: Tx, row: Any, lease: Lease, why: str, error_type: str
 
 
 def _first_lease(tx: Tx, submission_id: str, process_id: str) -> Lease:
-    """Make a line where there was none, and take it; else it is another's, who knocks when it gives it back."""
-    agents.make_for(tx, submission_id)
-    lease = line_rows.make_and_take_line(tx, submission_id, process_id)
-    if lease is not None:
-        return lease
+    """Make a line where there was none, and take it; else it is another's, who knocks when it gives it back.
+
+    A line that is there is not touched: its holder has it locked while an end of its turn waits for a caller.
+    """
+    if not line_rows.is_made(tx, submission_id):
+        agents.make_for(tx, submission_id)
+        lease = line_rows.make_and_take_line(tx, submission_id, process_id)
+        if lease is not None:
+            return lease
     row = submissions.get(tx, submission_id)
     if row is None:
         raise _NotNow("not-found")

@@ -6,10 +6,11 @@ from typing import Any
 from think_celery import serialization
 from think_celery.described import MAX_ERROR, MAX_TYPE, storable
 from think_celery.domain import knocks
+from think_celery.ids import AgentRef
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
-from think_celery.store import endings, heads, lines, outbox, submissions, workflows
+from think_celery.store import agents, endings, heads, lines, outbox, submissions, workflows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
@@ -165,6 +166,17 @@ def free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
         return False
     expect_next_on(rt, tx, lease.key)
     return True
+
+
+def look_later(tx: Tx, row: Any) -> None:
+    """Let the tick look again at the line of this head, which a caller has locked.
+
+    Locks agent and line, so this transaction may not have locked a submission yet.
+    """
+    agent = AgentRef(row.agent_class, row.agent_name)
+    agents.make(tx, agent)
+    lines.make_line(tx, agent.id)
+    lines.look_later(tx, agent.id, MISSED_AFTER)
 
 
 def look_at(rt: Runtime, tx: Tx, agent_id: str) -> bool:

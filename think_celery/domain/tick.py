@@ -10,7 +10,8 @@ from think_celery.domain.passes import ROWS, SECONDS, each_row
 from think_celery.logs import trace_of
 from think_celery.retries import MISSED_AFTER, knock_again_after
 from think_celery.runtime import Runtime
-from think_celery.store import heads, processes
+from think_celery.states import SubmissionStatus, is_terminal
+from think_celery.store import heads, processes, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import outbox as outbox_rows
 from think_celery.store import workflows as workflow_rows
@@ -114,21 +115,37 @@ def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
     head = heads.head(tx, waiting[0].agent_id)
     seen = next((row for row in waiting if head is not None and row.id == head.id), None)
     others = [row for row in waiting if row is not seen]
-    changed, expected = 0, False
+    expected = False
     if seen is not None:
         expected = _knock_again(rt, tx, seen)
     elif head is not None and head.due and not (head.held or head.expected):
         # Nobody expects the head: whoever should have made it so has lost it, or found it locked.
         expected = heads.expect_again(tx, head.id, MISSED_AFTER)
-        if not expected:  # it is locked still, so one of the others has to remember it
-            watch = others.pop()
-            changed += heads.knock_again(tx, watch.id, watch.knock_at, MISSED_AFTER, 0)
-    if others:
+    changed = int(expected)
+    if others and (expected or _is_looked_after(tx, head, others)):
         ids = [row.id for row in others]
         changed += heads.expect_none(tx, ids, max(row.knock_at for row in waiting))
     if expected and head is not None and not head.held:
         tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
-    return changed + expected
+    return changed
+
+
+def _is_looked_after(tx: Tx, head: Any, others: Sequence[Any]) -> bool:
+    """Whether a head that was not knocked for will be found again without these rows of its line.
+
+    Among them may be one that has ended when a caller had the head locked, and that remembers it since. That
+    caller may end the head without a look at the next one, for it was no head when they began; and what is
+    expected of it ends with it. As long as it is locked, the line remembers it.
+    """
+    if head is None or head.held:  # whoever holds the line looks when it gives it back
+        return True
+    if head.expected and not any(is_terminal(SubmissionStatus(row.status)) for row in others):
+        return True
+    found = submissions.lock(tx, head.id, patient=False)
+    if found is None:
+        lines.look_later(tx, head)
+        return True
+    return found.knock_at is not None  # else it was claimed or ended meanwhile: the next pass sees more
 
 
 def _knock_again(rt: Runtime, tx: Tx, row: Any) -> bool:

@@ -74,6 +74,14 @@ def _taken(tx: Tx, statement: Statement, submission_id: str, process_id: str) ->
     return Lease(kind=TURNS, key=row.agent_id, process_id=process_id, token=row.token)
 
 
+_IS_MADE = select(lines.c.token).where(lines.c.agent_id == _AGENT, lines.c.kind == TURNS)
+
+
+def is_made(tx: Tx, submission_id: str) -> bool:
+    """Whether a submission's agent has a line already, whoever may have it locked."""
+    return tx.execute(_IS_MADE, {"submission": submission_id}).first() is not None
+
+
 _FREE = update(lines).where(LINE_HELD).values(process_id=null())
 
 
