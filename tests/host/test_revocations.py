@@ -10,8 +10,9 @@ from celery import Celery, signals
 from celery.worker import state
 from celery.worker.control import Panel
 from kombu import Connection
+from sqlalchemy.exc import OperationalError
 
-from tests.domain.crowd import transaction
+from tests.domain.crowd import broken, transaction
 from think_celery import Think
 from think_celery.domain import submissions
 from think_celery.domain.knocks import ADVANCE_WORKFLOW, DELIVER_NEWS, RUN_SUBMISSION
@@ -120,18 +121,35 @@ class TestALook:
         """The database may be away: no revoke is forgotten for that."""
 
         def fail(*_: Any, **__: Any) -> None:
-            raise OSError
+            raise OperationalError("UPDATE", None, Exception())
 
         revoked = submit("revoked")
         revoke(app, revoked.submission_id)
         with monkeypatch.context() as patch:
             patch.setattr(submissions, "cancel", fail)
-            with pytest.raises(OSError):
+            with pytest.raises(OperationalError):
                 worker.look()
 
         worker.look()
 
         assert status(t, revoked) == "aborted"
+
+    def test_goes_on_where_one_of_many_can_not_be_cancelled(
+        self, t: ThinkTest, app: Celery, worker: Revocations, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """It hides no other, and is tried again when whatever stands in its way is gone."""
+        broken_one, other, dropped = submit("broken"), submit("other"), submit("dropped")
+        revoke(app, broken_one.submission_id, other.submission_id)
+        drop(app, dropped.submission_id)
+        with broken(t.rt, "think_submissions", f"OLD.id = '{broken_one.submission_id}'"):
+            worker.look()
+            before = [status(t, each) for each in (broken_one, other, dropped)]
+
+        worker.look()
+
+        assert before == ["pending", "aborted", "aborted"]
+        assert f"could not cancel {broken_one.submission_id}, which was revoked" in caplog.text
+        assert status(t, broken_one) == "aborted"
 
     def test_cancels_what_was_dropped_and_is_not_in_the_list(
         self, t: ThinkTest, app: Celery, worker: Revocations

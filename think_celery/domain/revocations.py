@@ -1,12 +1,16 @@
 """What becomes of submissions whose Celery tasks were revoked."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 from think_celery.domain import lines, submissions
+from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store.database import Tx
+from think_celery.store.database import Tx, is_away
+
+logger = logging.getLogger("think_celery.revoked")
 
 REASON = "revoked in Celery"
 
@@ -30,8 +34,8 @@ def settle(
     is forgotten and its agent knocked for. Or the id is not *remembered*: then it was revoked just now by a
     stamp, of which no list of ids knows. Ids of anything else change nothing.
 
-    A submission that somebody has locked, such as a caller in an open transaction, is not waited for. Returns
-    those ids, of the first and of the second kind, for the next look.
+    A submission that somebody has locked, such as a caller in an open transaction, is not waited for, and one that
+    can't be cancelled hides no other. Returns those ids, of the first and of the second kind, for the next look.
     """
     left: tuple[list[str], list[str]] = ([], [])
     for row in _unfinished(rt, revoked):
@@ -52,7 +56,13 @@ def _cancelled(rt: Runtime, submission_id: str) -> bool:
     def cancel(tx: Tx) -> bool:
         return submissions.cancel(rt, tx, submission_id, REASON, patient=False)
 
-    return rt.db.transact(cancel) or not _unfinished(rt, [submission_id])
+    try:
+        return rt.db.transact(cancel) or not _unfinished(rt, [submission_id])
+    except Exception as error:
+        if is_away(error):
+            raise
+        logger.error("could not cancel %s, which was revoked: %s", submission_id, trace_of(error))
+        return False
 
 
 def _unfinished(rt: Runtime, task_ids: Iterable[str]) -> list[Any]:
