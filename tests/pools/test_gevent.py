@@ -5,12 +5,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.crash.stage import BOUND, LEASE, Stage
 from tests.pools.scenes import alive, begin, begun, connect, ended, hand, listener, row_of
 
 LONG = 2 * LEASE + 3.0
 """A greenlet's renewal would be missed, looked at twice, and its work taken over within this time."""
+
+
+def run_module(name: str, url: str) -> Any:
+    """What that program among greenlets prints."""
+    told = subprocess.run(
+        [sys.executable, "-m", name, url],
+        cwd=Path(__file__).parent.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
 
 
 class TestComputing:
@@ -56,17 +70,21 @@ class TestComputing:
 class TestTheMonitorAmongGreenlets:
     def test_it_renews_in_a_thread_and_tells_in_theirs(self, sqlite_url: str) -> None:
         """A cancel reaches the turn in its own thread, which its events and sockets belong to; renewal is beside."""
-        told = subprocess.run(
-            [sys.executable, "-m", "tests.pools.greenlets", sqlite_url],
-            cwd=Path(__file__).parent.parent.parent,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        seen = run_module("tests.pools.greenlets", sqlite_url)
 
-        assert told.returncode == 0, told.stderr
-        seen = json.loads(told.stdout)
         assert seen["waited"] < 10
         assert seen["told here"]
         assert seen["renewed elsewhere"]
         assert seen["renewed meanwhile"] > 0
+
+
+class TestGreenletsThatEnd:
+    def test_one_in_the_middle_of_a_statement_leaves_a_connection_to_nobody(self, postgres_url: str) -> None:
+        """Killed or timed out, it ends with that error; whoever asks next is served, and no connection is missing."""
+        seen = run_module("tests.pools.killed", postgres_url)
+
+        assert seen["ends"] == {
+            way: ["GreenletExit", "Timeout"] * 2 for way in ("transact", "single", "read")
+        }
+        assert seen["worked"] == [[1, 1, 1]] * 12
+        assert seen["kept"] == 0
