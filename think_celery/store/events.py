@@ -10,7 +10,6 @@ from typing import Any
 
 from sqlalchemy import (
     Boolean,
-    Integer,
     Row,
     Select,
     and_,
@@ -32,7 +31,7 @@ from think_celery.store import steps as steps_store
 from think_celery.store.database import Tx
 from think_celery.store.leases import WORKFLOW_HELD, Lease
 from think_celery.store.moves import move, moving
-from think_celery.store.statements import insert_new, now, span
+from think_celery.store.statements import AT_MOST, insert_new, now, span
 from think_celery.store.steps import ENDED, StepRef, fence, its_row
 from think_celery.store.tables import events, steps, workflows
 from think_celery.store.workflows import wake, waking
@@ -246,30 +245,29 @@ def adopt(tx: Tx, workflow_key: str, run: int) -> int:
     return tx.execute(_ADOPT, {"of_key": workflow_key, "run": run}).rowcount
 
 
-_LIMIT = bindparam("limit", type_=Integer)
 _ADOPTABLE = (
     select(events.c.workflow_key)
     .join(workflows, workflows.c.key == events.c.workflow_key)
     .where(_EARLY)
     .distinct()
-    .limit(_LIMIT)
+    .limit(AT_MOST)
 )
 
 
 def adoptable(tx: Tx, limit: int) -> Sequence[str]:
     """Workflows that exist and have early events which nobody has moved to them."""
-    return tx.execute(_ADOPTABLE, {"limit": limit}).scalars().all()
+    return tx.execute(_ADOPTABLE, {"at_most": limit}).scalars().all()
 
 
 _OLD = (
     select(events.c.seq)
     .where(_EARLY, events.c.created_at < now(span("age")))
     .order_by(events.c.created_at)
-    .limit(_LIMIT)
+    .limit(AT_MOST)
 )
 _FORGET_EARLY = delete(events).where(events.c.seq.in_(_OLD))
 
 
 def forget_early(tx: Tx, older_than: timedelta, limit: int) -> int:
     """Delete events whose workflow never began, and say how many."""
-    return tx.execute(_FORGET_EARLY, {"age": -older_than, "limit": limit}).rowcount
+    return tx.execute(_FORGET_EARLY, {"age": -older_than, "at_most": limit}).rowcount

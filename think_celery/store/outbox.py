@@ -3,14 +3,14 @@
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Integer, Row, bindparam, delete, select, update
+from sqlalchemy import Row, bindparam, delete, select, update
 
 from think_celery.ids import new_id
 from think_celery.retries import MISSED_AFTER
 from think_celery.states import OUTBOX_MOVES, OutboxStatus
 from think_celery.store.database import Tx
 from think_celery.store.moves import move, moving
-from think_celery.store.statements import insert_new, now, span
+from think_celery.store.statements import AT_MOST, insert_new, now, span
 from think_celery.store.tables import outbox
 
 _MINE = outbox.c.id == bindparam("outbox_id")
@@ -104,13 +104,13 @@ _MISSED = (
     )
     .where(outbox.c.knock_at <= now())
     .order_by(outbox.c.knock_at)
-    .limit(bindparam("limit", type_=Integer))
+    .limit(AT_MOST)
 )
 
 
 def missed(tx: Tx, limit: int) -> list[Row[Any]]:
     """News whose knock seems lost, or whose next try is due."""
-    return list(tx.execute(_MISSED, {"limit": limit}))
+    return list(tx.execute(_MISSED, {"at_most": limit}))
 
 
 _KNOCK_AGAIN = (

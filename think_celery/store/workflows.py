@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Integer, Row, and_, bindparam, case, func, null, or_, select, update
+from sqlalchemy import Row, and_, bindparam, case, func, null, or_, select, update
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -19,7 +19,7 @@ from think_celery.states import WORKFLOW_MOVES, WorkflowStatus, is_terminal
 from think_celery.store.database import Tx
 from think_celery.store.leases import WORKFLOW_HELD, Lease
 from think_celery.store.moves import Move, move, moved, moving
-from think_celery.store.statements import insert_new, now, span
+from think_celery.store.statements import AT_MOST, insert_new, now, span
 from think_celery.store.tables import workflows
 
 TERMINAL = [status.value for status in WorkflowStatus if is_terminal(status)]
@@ -291,14 +291,13 @@ def resume(tx: Tx, key: str) -> Row[Any] | None:
 _WAITING = workflows.c.status == WorkflowStatus.WAITING
 _DUE = and_(_WAITING, workflows.c.wake_at <= now())
 _UNREAD = and_(_WAITING, workflows.c.inbox > workflows.c.parked_inbox)
-_LIMIT = bindparam("limit", type_=Integer)
-_DUE_KEYS = select(workflows.c.key).where(_DUE).order_by(workflows.c.wake_at).limit(_LIMIT)
+_DUE_KEYS = select(workflows.c.key).where(_DUE).order_by(workflows.c.wake_at).limit(AT_MOST)
 _WAKE_DUE = _queueing(_DUE)
 
 
 def due(tx: Tx, limit: int) -> Sequence[str]:
     """Waiting runs whose time has come."""
-    return tx.execute(_DUE_KEYS, {"limit": limit}).scalars().all()
+    return tx.execute(_DUE_KEYS, {"at_most": limit}).scalars().all()
 
 
 def wake_due(tx: Tx, key: str) -> Row[Any] | None:
@@ -319,13 +318,13 @@ def next_wake(tx: Tx) -> datetime | None:
     return tx.execute(_NEXT_WAKE).scalar()
 
 
-_UNREAD_KEYS = select(workflows.c.key).where(_UNREAD).order_by(workflows.c.key).limit(_LIMIT)
+_UNREAD_KEYS = select(workflows.c.key).where(_UNREAD).order_by(workflows.c.key).limit(AT_MOST)
 _WAKE_UNREAD = _queueing(_UNREAD)
 
 
 def unread(tx: Tx, limit: int) -> Sequence[str]:
     """Waiting runs with an event that they were not woken for. There are none, or a rule was broken."""
-    return tx.execute(_UNREAD_KEYS, {"limit": limit}).scalars().all()
+    return tx.execute(_UNREAD_KEYS, {"at_most": limit}).scalars().all()
 
 
 def wake_unread(tx: Tx, key: str) -> Row[Any] | None:
@@ -337,13 +336,13 @@ _MISSED = (
     select(*_KNOCK, workflows.c.knock_at, workflows.c.knocks)
     .where(workflows.c.knock_at <= now())
     .order_by(workflows.c.knock_at)
-    .limit(_LIMIT)
+    .limit(AT_MOST)
 )
 
 
 def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
     """Runs whose knock seems lost."""
-    return tx.execute(_MISSED, {"limit": limit}).all()
+    return tx.execute(_MISSED, {"at_most": limit}).all()
 
 
 _KNOCK_AGAIN = (
