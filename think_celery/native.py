@@ -95,15 +95,7 @@ def start(run: Call, name: str) -> Running:
     return thread
 
 
-def soon(call: Call) -> None:
-    """Make this call: at once; among greenlets in one of its own, for a signal's handler may not wait there."""
-    if has_greenlets():
-        sys.modules["gevent"].spawn(call)
-    else:
-        call()
-
-
-def homeward() -> Callable[[Call], None]:
+def thread_safe_caller() -> Callable[[Call], None]:
     """What makes a call on behalf of a native thread, in the thread where this is called if greenlets live there.
 
     Locks, events and sockets of greenlets belong to their thread: no other may touch them.

@@ -1,4 +1,4 @@
-"""How the word that a worker stops gets to all who work in it, in time for them to hand over.
+"""How the news that a worker stops gets to all who work in it, in time for them to hand over.
 
 Handlers of signals interrupt their own thread anywhere, so ours only write a byte into a pipe. A thread of each
 process listens to it: of the worker's, and of every child of the prefork pool, which has inherited it.
@@ -30,16 +30,16 @@ REPORT_SECONDS = 0.2
 Stop = Callable[[], None]
 
 
-class Word:
-    """Said once, and heard by everybody who listens then or later, in this process and in its forks."""
+class StopEvent:
+    """An event that a signal's handler may set, and that forks of this process share. It is never cleared."""
 
     def __init__(self) -> None:
-        self.ear, self._mouth = os.pipe()
-        weakref.finalize(self, _close, self.ear, self._mouth)
+        self.reader, self._writer = os.pipe()
+        weakref.finalize(self, _close, self.reader, self._writer)
 
-    def say(self) -> None:
-        """Say it. A signal's handler may do this; saying it again changes nothing."""
-        os.write(self._mouth, b"!")  # nobody ever reads it, so all can see it
+    def set(self) -> None:
+        """Set it, also from a signal's handler; setting it again changes nothing."""
+        os.write(self._writer, b"!")  # nobody ever reads it, so all can see it
 
 
 def _close(*files: int) -> None:
@@ -48,19 +48,19 @@ def _close(*files: int) -> None:
             os.close(file)
 
 
-def hear(*words: Word) -> None:
-    """Wait until one of them is said."""
+def wait_for_any(*events: StopEvent) -> None:
+    """Wait until one of them is set."""
     poll = select.poll()
-    for word in words:
-        poll.register(word.ear, select.POLLIN)
+    for event in events:
+        poll.register(event.reader, select.POLLIN)
     poll.poll()
 
 
-def listen(word: Word, stop: Stop) -> None:
-    """Call *stop* in a thread once the word is said."""
+def call_when_set(event: StopEvent, stop: Stop) -> None:
+    """Call *stop* in a thread once the event is set."""
 
     def wait() -> None:
-        hear(word)
+        wait_for_any(event)
         stop()
 
     threading.Thread(target=wait, name="think-stop", daemon=True).start()
@@ -69,8 +69,8 @@ def listen(word: Word, stop: Stop) -> None:
 # --- in the worker's main process -----------------------------------------------------------------
 
 
-def say_at_signals(word: Word) -> None:
-    """Say the word as soon as a signal that stops a Celery worker comes, then let Celery handle it.
+def set_at_signals(event: StopEvent) -> None:
+    """Set the event as soon as a signal that stops a Celery worker comes, then let Celery handle it.
 
     Celery's own signal ``worker_shutting_down`` is sent when a soft shutdown is over: too late to use its time.
     """
@@ -80,11 +80,11 @@ def say_at_signals(word: Word) -> None:
         number = getattr(signal, name)
         handler = signal.getsignal(number)
         if callable(handler) and str(getattr(handler, "__module__", "")).startswith("celery."):
-            signal.signal(number, partial(_say_first, word, handler))
+            signal.signal(number, partial(_set_first, event, handler))
 
 
-def _say_first(word: Word, handler: Callable[..., Any], *frame: Any) -> None:
-    word.say()
+def _set_first(event: StopEvent, handler: Callable[..., Any], *frame: Any) -> None:
+    event.set()
     try:
         handler(*frame)
     except NotImplementedError:
@@ -103,17 +103,17 @@ class Child:
     the whole group of processes. While the child works for us, that is a wish to hand over first.
     """
 
-    def __init__(self, parents: Word, stop: Stop) -> None:
-        self._parents, self._own, self._stop = parents, Word(), stop
+    def __init__(self, parents: StopEvent, stop: Stop) -> None:
+        self._parents, self._own, self._stop = parents, StopEvent(), stop
         self._signal: int | None = None
         self._free = threading.Event()
         self._late = False
         threading.Thread(target=self._listen, name="think-stop", daemon=True).start()
 
     def _listen(self) -> None:
-        hear(self._parents, self._own)
+        wait_for_any(self._parents, self._own)
         self._stop()
-        hear(self._own)
+        wait_for_any(self._own)
         if not self._free.wait(PATIENCE_SECONDS):
             logger.warning("work that was told to hand over goes on; it is interrupted")
         else:
@@ -125,7 +125,7 @@ class Child:
         if self._late:
             raise WorkerTerminate(-(256 - number))
         self._signal = number
-        self._own.say()
+        self._own.set()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ class Child:
 _child: Child | None = None
 
 
-def begin_child(parents: Word, stop: Stop, **_: Any) -> None:
+def begin_child(parents: StopEvent, stop: Stop, **_: Any) -> None:
     """Listen, if this process is a child of the prefork pool; called at the start of each."""
     global _child
     if current_process().name != "MainProcess":

@@ -84,7 +84,7 @@ class Ticker:
             thread.join(timeout=10)
 
 
-class Brood:
+class ChildReaper:
     """Looks after the children of a prefork pool: what one that dies had in hand is free at once.
 
     The tick proves a death, too, but not at once: only one worker of all makes a pass over processes each second.
@@ -105,7 +105,7 @@ class Brood:
             there = self._pids()
             if known - there:
                 try:
-                    recovery.bury(self._rt)
+                    recovery.reap(self._rt)
                 except Exception as error:
                     logger.error(
                         "could not free the work of a dead child; the tick will: %s", trace_of(error)
@@ -146,31 +146,31 @@ class TickStep(bootsteps.StartStopStep):  # type: ignore[misc,unused-ignore]
             )
         check_content(parent.app)
         set_limits(parent.app, parent.app.think.runtime.settings)
-        self._word = stops.Word()  # before the pool forks
+        self._stopping = stops.StopEvent()  # before the pool forks
         # Now: a queue that is made later, because something is sent to it, is not consumed.
         parent.app.think.consumes = frozenset(parent.app.amqp.queues.consume_from)
         if self._forks:
-            begin = partial(stops.begin_child, self._word, parent.app.think.stop)
+            begin = partial(stops.begin_child, self._stopping, parent.app.think.stop)
             signals.worker_process_init.connect(begin, weak=False)
 
     def start(self, parent: Any) -> None:
         """Tick, look after children, and listen for the end."""
         think = parent.app.think
-        stops.listen(self._word, think.stop)
-        stops.say_at_signals(self._word)
+        stops.call_when_set(self._stopping, think.stop)
+        stops.set_at_signals(self._stopping)
         revocations = Revocations(parent.app, think.runtime)
         # What an earlier process had in its memory is gone.
         ticker = Ticker(think.runtime, forgotten=is_in_memory(parent.app), beside=revocations.look)
         self._running = [revocations, ticker]
         if self._forks:
-            self._running.append(Brood(think.runtime, lambda: children_of(parent.pool)))
+            self._running.append(ChildReaper(think.runtime, lambda: children_of(parent.pool)))
         for each in self._running:
             each.start()
         brokers.warn(parent.app, parent.pool_cls)
 
     def close(self, parent: Any) -> None:
         """Let the work in hand be handed over, whatever has stopped the worker."""
-        self._word.say()
+        self._stopping.set()
         parent.app.think.stop()
 
     def stop(self, parent: Any) -> None:

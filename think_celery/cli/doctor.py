@@ -22,7 +22,7 @@ from think_celery.cli.common import (
 )
 from think_celery.cli.diagnosis import Diagnosis, checked, reach
 from think_celery.clock import SystemClock
-from think_celery.domain.audition import audition
+from think_celery.domain.modelcheck import check_model
 from think_celery.errors import ModelError, ThinkError
 from think_celery.memory import default_to_memory
 from think_celery.runtime import agent_classes
@@ -142,7 +142,7 @@ def _look_at_model(name: str, settings: Settings) -> list[Finding]:
     model = providers.of_settings(name, settings)
     began = _clock.elapsed()
     try:
-        fault = audition(model, settings)
+        fault = check_model(model, settings)
     except ModelError as error:
         return [problem("model", f"{name} could not be asked: {error}")]
     if fault is not None:

@@ -66,7 +66,9 @@ class Hold:
         """
         if not self.lost and self.monitor.is_stale():
             self.monitor.beat()
-            if not self.lost and not self.monitor.near.read(lambda tx: leases.is_held(tx, self.lease)):
+            if not self.lost and not self.monitor.foreground_db.read(
+                lambda tx: leases.is_held(tx, self.lease)
+            ):
                 self.lose()
         if self.lost:
             raise LeaseLost(str(self.lease))
@@ -127,7 +129,7 @@ class Monitor:
         return timedelta(seconds=self.rt.settings.lease_seconds)
 
     @property
-    def near(self) -> Database:
+    def foreground_db(self) -> Database:
         """The connections for whoever else beats: a greenlet would hold up all others in the thread's own."""
         return self.rt.db if native.has_greenlets() else self.db
 
@@ -138,10 +140,10 @@ class Monitor:
             if process_id is None:
                 process_id, started = new_id(), self.rt.clock.elapsed()
                 facts = host_facts()
-                self.near.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
+                self.foreground_db.transact(lambda tx: processes.register(tx, process_id, facts, self.lease))
                 self._process_id, self._renewed = process_id, started
             if self._thread is None and self.rt.threads:
-                stop, tell = self._stop, native.homeward()
+                stop, tell = self._stop, native.thread_safe_caller()
                 self._thread = native.start(lambda: self._run(stop, tell), "think-monitor")
             return process_id
 
@@ -162,7 +164,7 @@ class Monitor:
 
     def beat(self) -> None:
         """Renew this process, and look after the work in hand."""
-        for news in self._beat(self.near):
+        for news in self._beat(self.foreground_db):
             news()
 
     def _beat(self, db: Database) -> Iterator[native.Call]:
@@ -296,7 +298,7 @@ class Monitor:
         process_id = self.forget_process()
         if process_id is not None and not self._holds:
             try:
-                self.near.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
+                self.foreground_db.transact(lambda tx: processes.declare_dead(tx, process_id, known=True))
             except Exception as error:
                 logger.warning("could not sign this process off: %s", type(error).__name__)
         if self.db is not self.rt.db:

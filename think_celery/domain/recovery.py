@@ -97,7 +97,7 @@ def sweep(rt: Runtime, limit: int = ROWS) -> int:
     return _free_orphaned(rt, limit)
 
 
-def bury(rt: Runtime) -> int:
+def reap(rt: Runtime) -> int:
     """Free at once what those held whose end this machine can prove; for whoever knows that somebody died."""
     _end_proven(rt)
     return _free_orphaned(rt, ROWS)

@@ -29,7 +29,7 @@ LONGEST_SECONDS = 30.0
 """How long the model may take for its first token, and between two."""
 
 
-def audition(model: Model, settings: Settings) -> str | None:
+def check_model(model: Model, settings: Settings) -> str | None:
     """What is wrong with this model for a ``step.prompt``; ``None`` if it is fit for one.
 
     It is forced to call one tool, over a stream, and its arguments are checked as those of a turn.
