@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from tests import servers
 from tests.providers.server import ModelServer, Response, json_response, stream, text_frames, tool_call_frames
-from think_celery import Think, agent, inspection, runtime
+from think_celery import Think, agenthandle, inspection, runtime
 from think_celery.cli import checks, diagnosis, main
 from think_celery.cli.checks import Finding
 from think_celery.cli.doctor import lines
@@ -337,7 +337,7 @@ GOOD = {"title": "The export is empty", "severity": "high"}
 def only_these(monkeypatch: pytest.MonkeyPatch) -> runtime.Registry[Any]:
     """A process in which no agent class was imported yet."""
     fresh: runtime.Registry[Any] = runtime.Registry("agent class")
-    monkeypatch.setattr(agent, "agent_classes", fresh)
+    monkeypatch.setattr(agenthandle, "agent_classes", fresh)
     # `think_celery.cli.main` has put the command over its module.
     monkeypatch.setattr(importlib.import_module("think_celery.cli.doctor"), "agent_classes", fresh)
     return fresh
