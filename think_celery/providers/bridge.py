@@ -104,7 +104,7 @@ class Stream(Generic[T]):
         self._make, self._signal = make, signal
         self._came: deque[T | BaseException | None] = deque()
         self._woken = threading.Event()
-        self._home = native.homeward()
+        self._home = native.thread_safe_caller()
 
     def items(self, first: float, gap: float) -> Iterator[T]:
         """Each item as it comes; the first within *first* seconds, each next one within *gap* of the one before.
