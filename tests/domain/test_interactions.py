@@ -1,7 +1,5 @@
 """Calls that wait for a person or for a client: the turn ends, somebody decides, and the answer goes on."""
 
-from typing import Any
-
 import pytest
 
 from tests.domain.talk import (
@@ -13,71 +11,32 @@ from tests.domain.talk import (
     kinds,
     row,
     shape,
-    talker,
 )
+from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
-from think_celery import Think
 from think_celery.domain import tick
 from think_celery.domain.conversation import DENIED
 from think_celery.errors import InteractionMismatch, InteractionNotFound, InvalidToolResult, PayloadTooLarge
 from think_celery.providers.scripted import answer, call, say
-from think_celery.store import tables
-from think_celery.testing import ThinkTest
-from think_celery.tools import client_tool, tool
-
-LOCATION = client_tool("locate", "Where the user is.")
-
-
-class Bank:
-    """A tool that moves money, and needs somebody's approval for it; another one that needs none."""
-
-    def __init__(self, needs_approval: Any = True, **options: Any) -> None:
-        self.paid: list[int] = []
-        self.looked: list[str] = []
-
-        @tool(needs_approval=needs_approval, **options)
-        def pay(euros: int, to: str = "Ann") -> str:
-            self.paid.append(euros)
-            return f"paid {euros} to {to}"
-
-        @tool
-        def look(what: str) -> str:
-            self.looked.append(what)
-            return f"seen: {what}"
-
-        self.tools = (pay, look, LOCATION)
-
-    def agent(self, name: str = "a", **attributes: Any) -> Think:
-        """An agent with these tools."""
-        return talker(*self.tools, **attributes)(name)
 
 
 @pytest.fixture
-def bank() -> Bank:
-    return Bank()
-
-
-def only(agent: Think) -> Any:
-    """The one call that waits."""
-    (waiting,) = agent.pending_interactions()
-    return waiting
-
-
-def interaction_rows(t: ThinkTest) -> list[Any]:
-    return t.rt.db.read(lambda tx: list(tx.execute(tables.interactions.select())))
+def till() -> Till:
+    """A till whose every payment needs an approval."""
+    return Till()
 
 
 class TestAsking:
-    def test_the_turn_ends_and_the_call_waits(self, t, bank):
+    def test_the_turn_ends_and_the_call_waits(self, t, till):
         """B26: nothing runs and nobody polls until somebody decides; the other calls of the step run as usual."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(agent, [call("pay", {"euros": 5}), call("look", {"what": "it"})])
 
         done = ask(t, agent)
 
         waiting = only(agent)
         pay, look = calls_of(done.message())
-        assert (done.status, bank.paid, bank.looked) == (COMPLETED, [], ["it"])
+        assert (done.status, till.paid, till.looked) == (COMPLETED, [], ["it"])
         assert (pay.state, pay.approval) == ("approval-requested", {"id": waiting.interaction_id})
         assert look.output == "seen: it"
         assert (waiting.tool_name, waiting.input, waiting.kind) == ("pay", {"euros": 5}, "approval")
@@ -88,9 +47,9 @@ class TestAsking:
         t.skip("3 days")
         assert len(model.requests) == 1
 
-    def test_listeners_are_told(self, t, bank):
+    def test_listeners_are_told(self, t, till):
         """The request is shown in the shape of a UI message chunk, before the turn is done."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": 5}))
 
         ask(t, agent)
@@ -104,9 +63,9 @@ class TestAsking:
         }
         assert kinds(t, agent)[-3:] == ["tool-input-available", "tool-approval-request", "done"]
 
-    def test_a_clients_tool(self, t, bank):
+    def test_a_clients_tool(self, t, till):
         """B26: a tool without a function is run by a client; its call is whole, and has no result."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("locate"))
 
         done = ask(t, agent)
@@ -116,9 +75,9 @@ class TestAsking:
         assert (locate.state, locate.approval, locate.started) == ("input-available", None, False)
         assert kinds(t, agent)[-2:] == ["tool-input-available", "done"]
 
-    def test_what_a_row_holds(self, t, bank):
+    def test_what_a_row_holds(self, t, till):
         """The row names agent, turn, message and call; the arguments stand in the message, their fingerprint here."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": 5}))
 
         done = ask(t, agent)
@@ -138,30 +97,30 @@ class TestAsking:
             told.append((euros, to))
             return euros >= 100
 
-        bank = Bank(needs_approval=large)
-        agent = bank.agent()
+        till = Till(needs_approval=large)
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": euros}), say("Done."))
 
         ask(t, agent)
 
         assert told == [(euros, "Ann")]
-        assert (bank.paid == [], agent.has_pending_interaction) == (asks, asks)
+        assert (till.paid == [], agent.has_pending_interaction) == (asks, asks)
 
     def test_a_function_that_fails_asks(self, t, caplog):
         """A rule that can't be read means that somebody must look; what it raised is in the log."""
-        bank = Bank(needs_approval=lambda euros: 1 / 0)
-        agent = bank.agent()
+        till = Till(needs_approval=lambda euros: 1 / 0)
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": 1}))
 
         ask(t, agent)
 
-        assert (bank.paid, agent.has_pending_interaction) == ([], True)
+        assert (till.paid, agent.has_pending_interaction) == ([], True)
         assert "needs_approval of tool pay failed" in caplog.text
         assert "ZeroDivisionError" in caplog.text
 
-    def test_unfit_arguments_ask_nobody(self, t, bank):
+    def test_unfit_arguments_ask_nobody(self, t, till):
         """Nobody is asked about a call that can't be made: the model is told at once."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": "many"}), say("Sorry."))
 
         done = ask(t, agent)
@@ -170,23 +129,23 @@ class TestAsking:
         assert "euros" in calls_of(done.message())[0].error_text
 
     @pytest.mark.parametrize("name", ["pay", "locate"])
-    def test_a_structured_turn_cannot_wait(self, t, bank, name):
+    def test_a_structured_turn_cannot_wait(self, t, till, name):
         """In a workflow's prompt the model is told that it can't, and where the workflow can ask."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(agent, call(name, {"euros": 5} if name == "pay" else {}), answer({"label": "x"}))
 
         done = ask_structured(t, agent)
 
         (refused,) = calls_of(done.message())
-        assert (done.status, bank.paid, agent.has_pending_interaction) == (COMPLETED, [], False)
+        assert (done.status, till.paid, agent.has_pending_interaction) == (COMPLETED, [], False)
         assert (refused.state, "step.wait_for_approval" in refused.error_text) == ("output-error", True)
         transcripts.check(model.requests)
 
 
 class TestDeciding:
-    def test_an_approved_call_runs_and_the_answer_goes_on(self, t, bank):
+    def test_an_approved_call_runs_and_the_answer_goes_on(self, t, till):
         """B26: with exactly the stored arguments, in the same message, before the model is asked again."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(agent, [say("Paying."), call("pay", {"euros": 5})], say("Paid."))
         asked = ask(t, agent)
 
@@ -199,7 +158,7 @@ class TestDeciding:
         going_on = agent.inspect_submission(decided.submission_id)
         assert (going_on.status, going_on.message_id) == (COMPLETED, asked.message_id)
         assert row(t.rt, going_on).kind == "continue"
-        assert bank.paid == [5]
+        assert till.paid == [5]
         assert shape(asked.message()) == [
             "|",
             "Paying.",
@@ -212,9 +171,9 @@ class TestDeciding:
         assert (paid.approval["approved"], paid.approval["reason"]) == (True, "fine")
         transcripts.check(model.requests)
 
-    def test_a_rejected_call_is_denied(self, t, bank):
+    def test_a_rejected_call_is_denied(self, t, till):
         """FR-55: it never runs; the model gets a result that says so, with the reason, and goes on."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(agent, call("pay", {"euros": 5}), say("I won't."))
         asked = ask(t, agent)
 
@@ -222,7 +181,7 @@ class TestDeciding:
         t.run_until_idle()
 
         (denied,) = calls_of(asked.message())
-        assert (decided.taken, decided.status, bank.paid) == (True, "rejected", [])
+        assert (decided.taken, decided.status, till.paid) == (True, "rejected", [])
         assert (denied.state, denied.approval["approved"]) == ("output-denied", False)
         assert denied.approval["reason"] == "too much"
         (told,) = calls_of(model.requests[-1].messages[-1])
@@ -238,9 +197,9 @@ class TestDeciding:
             ({"error": "no GPS"}, "output-error", "no GPS"),
         ],
     )
-    def test_a_clients_answer(self, t, bank, given, state, told):
+    def test_a_clients_answer(self, t, till, given, state, told):
         """B26: the client's output, or why it failed, is the call's result."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(agent, call("locate"), say("I see."))
         asked = ask(t, agent)
 
@@ -253,9 +212,9 @@ class TestDeciding:
         assert asked.message().text == "I see."
         transcripts.check(model.requests)
 
-    def test_the_last_decision_starts_the_turn(self, t, bank):
+    def test_the_last_decision_starts_the_turn(self, t, till):
         """Of several calls that wait, each is decided on by itself; one turn acts on all of them."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(
             agent,
             [call("pay", {"euros": 1}), call("pay", {"euros": 2}), call("locate"), call("pay", {"euros": 3})],
@@ -275,7 +234,7 @@ class TestDeciding:
         last = agent.approve_tool_call(second.tool_call_id)
         t.run_until_idle()
 
-        assert bank.paid == [2, 3]
+        assert till.paid == [2, 3]
         assert [part.state for part in calls_of(asked.message())] == [
             "output-denied",
             "output-available",
@@ -286,9 +245,9 @@ class TestDeciding:
         assert len(agent.list_submissions()) == 2
         transcripts.check(model.requests)
 
-    def test_a_decision_is_taken_once(self, t, bank):
+    def test_a_decision_is_taken_once(self, t, till):
         """Whoever comes later is told how the call stands; nothing is changed and nothing runs twice."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": 5}), say("Paid."))
         ask(t, agent)
         call_id = only(agent).tool_call_id
@@ -300,11 +259,11 @@ class TestDeciding:
 
         assert [bool(each) for each in late] == [False] * 3
         assert {(each.status, each.submission_id) for each in late} == {("approved", first.submission_id)}
-        assert (bank.paid, len(agent.list_submissions())) == ([5], 2)
+        assert (till.paid, len(agent.list_submissions())) == ([5], 2)
 
-    def test_what_cannot_be_decided(self, t, bank):
+    def test_what_cannot_be_decided(self, t, till):
         """An unknown call, another agent's, the wrong kind of decision: errors, and nothing changes."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, [call("pay", {"euros": 5}), call("locate")])
         ask(t, agent)
         pay, locate = agent.pending_interactions()
@@ -329,9 +288,9 @@ class TestDeciding:
 
         assert len(agent.pending_interactions()) == 2
 
-    def test_a_call_before_its_turn_has_ended(self, t, bank):
+    def test_a_call_before_its_turn_has_ended(self, t, till):
         """Nobody decides on a call whose turn still runs: it waits from the end of the turn on."""
-        agent, seen = bank.agent(), []
+        agent, seen = till.agent(), []
         t.script(agent, call("pay", {"euros": 5}), say("Paid."))
 
         def failpoint(point: str) -> None:
@@ -344,48 +303,36 @@ class TestDeciding:
         assert seen == [[]]
         assert agent.approve_tool_call(only(agent).tool_call_id)
 
-    def test_arguments_that_were_changed_since(self, t, bank):
+    def test_arguments_that_were_changed_since(self, t, till):
         """An approval is for one call with its arguments: where the stored ones differ, it can't be given."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": 5}))
-        ask(t, agent)
-        parts = [
-            {**part, **({"input": {"euros": 500}} if "input" in part else {})} for part in stored(t, agent)
-        ]
-        t.rt.db.transact(
-            lambda tx: tx.execute(
-                tables.messages.update().where(tables.messages.c.role == "assistant").values(parts=parts)
-            )
-        )
+        asked = ask(t, agent)
+        parts = [{**part, **({"input": {"euros": 500}} if "input" in part else {})} for part in stored(agent)]
+        forge(t, asked.message_id, parts)
 
         with pytest.raises(InteractionMismatch, match="changed since"):
             agent.approve_tool_call(only(agent).tool_call_id)
 
         assert agent.has_pending_interaction
 
-    def test_arguments_that_were_changed_after_the_approval(self, t, bank):
+    def test_arguments_that_were_changed_after_the_approval(self, t, till):
         """The worker compares, too: what it would call must be what was approved."""
-        agent = bank.agent()
+        agent = till.agent()
         t.script(agent, call("pay", {"euros": 5}), say("Hm."))
         asked = ask(t, agent)
         agent.approve_tool_call(only(agent).tool_call_id)
-        parts = [
-            {**part, **({"input": {"euros": 500}} if "input" in part else {})} for part in stored(t, agent)
-        ]
-        t.rt.db.transact(
-            lambda tx: tx.execute(
-                tables.messages.update().where(tables.messages.c.role == "assistant").values(parts=parts)
-            )
-        )
+        parts = [{**part, **({"input": {"euros": 500}} if "input" in part else {})} for part in stored(agent)]
+        forge(t, asked.message_id, parts)
 
         t.run_until_idle()
 
-        assert bank.paid == []
+        assert till.paid == []
         assert calls_of(asked.message())[0].state == "output-error"
 
-    def test_a_second_approval_in_the_same_answer(self, t, bank):
+    def test_a_second_approval_in_the_same_answer(self, t, till):
         """The turn that goes on may ask again; each decision has its own turn, all in one message."""
-        agent = bank.agent()
+        agent = till.agent()
         model = t.script(agent, call("pay", {"euros": 1}), call("pay", {"euros": 2}), say("Both paid."))
         asked = ask(t, agent)
 
@@ -393,15 +340,15 @@ class TestDeciding:
             agent.approve_tool_call(only(agent).tool_call_id)
             t.run_until_idle()
 
-        assert bank.paid == [1, 2]
+        assert till.paid == [1, 2]
         assert shape(asked.message())[-1] == "Both paid."
         assert len(agent.messages) == 2
         assert len(agent.list_submissions()) == 3
         transcripts.check(model.requests)
 
-    def test_steps_are_counted_for_each_turn(self, t, bank):
+    def test_steps_are_counted_for_each_turn(self, t, till):
         """An approval that came with the last permitted step leaves the turn that goes on steps of its own."""
-        agent = bank.agent(max_steps=1)
+        agent = till.agent(max_steps=1)
         t.script(agent, call("pay", {"euros": 1}), say("Paid."))
         asked = ask(t, agent)
 
@@ -409,8 +356,3 @@ class TestDeciding:
         t.run_until_idle()
 
         assert asked.message().text == "Paid."
-
-
-def stored(t: ThinkTest, agent: Think) -> list[dict[str, Any]]:
-    """The parts of the agent's last message, as they are stored."""
-    return agent.messages[-1].to_dict()["parts"]

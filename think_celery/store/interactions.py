@@ -120,6 +120,7 @@ _OF_MESSAGES = (
         interactions.c.tool_call_id,
         interactions.c.kind,
         interactions.c.status,
+        interactions.c.continuation_id,
         submissions.c.status.label("continuation_status"),
     )
     .select_from(interactions.outerjoin(submissions, submissions.c.id == interactions.c.continuation_id))
