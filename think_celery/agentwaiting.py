@@ -54,6 +54,26 @@ class AgentWaiting(AgentHandle, abstract=True):
         queue = self.queue or rt.settings.queue
         return saves.save(rt, self._ref, messages, timeout=timeout, signal=signal, queue=queue)
 
+    def continue_last_turn(
+        self, *, timeout: Duration | None = None, signal: AbortSignal | None = None
+    ) -> SaveMessagesResult:
+        """Let the model go on with its last answer, in the same message, and return when that is stored.
+
+        For an answer that was cut (cancelled, failed, out of steps) or is to become longer. It waits as
+        :meth:`save_messages` does. Where the conversation does not end with an answer when the turn begins, or that
+        answer has tool calls which wait for somebody, the result's ``status`` is ``skipped``, and ``error`` says why.
+
+        Args:
+            timeout: How long to wait; ``None``: as long as it takes.
+            signal: An ``AbortController().signal``: when it comes, the turn is cancelled, and its partial text kept.
+
+        Raises:
+            TurnStillRunning, NestedTurn, InsideTransaction: As for :meth:`save_messages`.
+        """
+        rt = self._rt
+        queue = self.queue or rt.settings.queue
+        return saves.continue_last(rt, self._ref, timeout=timeout, signal=signal, queue=queue)
+
     def wait_for_submission(self, submission_id: str, timeout: Duration | None = None) -> Submission:
         """The submission once its turn has ended, at once if it has. Any process may wait for it.
 

@@ -11,13 +11,14 @@ from tests.domain.flows import worker
 from tests.domain.talk import ABORTED, COMPLETED, ask, calls_of, now, shape
 from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
-from think_celery import Think
+from think_celery import AbortController, Think
 from think_celery.domain import claims, conversation, drafts
-from think_celery.domain.continuations import DECIDED
+from think_celery.domain.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
 from think_celery.domain.conversation import INTERRUPTED, UNKNOWN_OUTCOME
 from think_celery.domain.interactions import WAITS_FOR_APPROVAL, WAITS_FOR_CLIENT, WILL_RUN, WITHDRAWN
+from think_celery.domain.requests import GO_ON
 from think_celery.errors import InsideTransaction
-from think_celery.protocols import ModelRequest, ToolCallComplete
+from think_celery.protocols import ModelRequest, TextDelta, ToolCallComplete
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import processes
 from think_celery.testing import SimulatedCrash
@@ -546,3 +547,148 @@ class TestRaces:
             assert not agent.has_pending_interaction
             assert agent.list_submissions(status=["pending", "running"]) == []
             assert till.paid == []
+
+
+class TestContinueLastTurn:
+    """B16: `continue_last_turn` goes on in the last answer."""
+
+    def test_it_goes_on_in_the_last_answer(self, t, till):
+        """B16: the same message grows; the wish to continue is not stored."""
+        agent = till.agent()
+        model = t.script(agent, say("Once upon a time"), say(" there was a whale."))
+        asked = ask(t, agent)
+
+        result = agent.continue_last_turn()
+
+        assert (result.status, result.text) == ("completed", "Once upon a time there was a whale.")
+        assert result.message.id == asked.message_id
+        assert result.submission_id != asked.submission_id
+        assert texts(agent.messages) == [("user", "Go"), ("assistant", result.text)]
+        assert texts(model.requests[-1].messages)[-1] == ("user", CONTINUE)
+        assert shape(result.message) == ["|", "Once upon a time", "|", " there was a whale."]
+        transcripts.check(model.requests)
+
+    def test_an_answer_that_ran_out_of_steps(self, t, till):
+        """It ends with a tool's result, so the model is just asked again, with steps of its own."""
+        agent = till.agent(max_steps=1)
+        model = t.script(agent, call("look", {"what": "it"}), say("I see it."))
+        ask(t, agent)
+
+        result = agent.continue_last_turn()
+
+        assert result.text == "I see it."
+        assert [m.role for m in model.requests[-1].messages] == ["user", "assistant"]
+        transcripts.check(model.requests)
+
+    def test_an_answer_that_was_cut(self, t, till):
+        """FR-49: a cancelled answer goes on exactly where it was cut, in the same step."""
+        agent = till.agent()
+        submission = agent.submit_messages("Go")
+
+        def cut(request: ModelRequest) -> Any:
+            yield TextDelta("Hel")
+            agent.cancel_submission(submission.submission_id)
+            t.rt.monitor.beat()
+            yield TextDelta("xx")
+
+        t.use_model(FunctionModel(cut), agent)
+        t.run_until_idle()
+        assert now(agent, submission).status is ABORTED
+        model = t.script(agent, say("lo."))
+
+        result = agent.continue_last_turn()
+
+        assert (result.text, result.message.id) == ("Hello.", submission.message().id)
+        assert model.requests[-1].messages[-1].text == GO_ON
+        transcripts.check(model.requests)
+
+    def test_what_a_cancelled_turn_left_open_does_not_run(self, t, till):
+        """Going on is no approval and no second try: a call that was never made stays so, and the model knows."""
+        agent = till.agent()
+        t.script(agent, call("pay", {"euros": 5}))
+        ask(t, agent)
+        decided = agent.approve_tool_call(only(agent).tool_call_id)
+        agent.cancel_submission(decided.submission_id)
+        model = t.script(agent, say("Shall I?"))
+
+        result = agent.continue_last_turn()
+
+        assert (result.status, till.paid) == ("completed", [])
+        assert told(model.requests[-1]) == [("pay", INTERRUPTED)]
+        transcripts.check(model.requests)
+
+    def test_nothing_to_continue(self, t, till):
+        """B16: where the last message is not an answer, the turn is skipped, and nothing is asked."""
+        agent = till.agent()
+        model = t.script(agent)
+
+        result = agent.continue_last_turn()
+
+        assert (result.status, result.error, result.message) == ("skipped", NOTHING_TO_CONTINUE, None)
+        assert model.requests == []
+
+    def test_calls_that_wait(self, t, till):
+        """An answer whose calls wait for somebody goes on when that is decided, and not before."""
+        agent = till.agent()
+        t.script(agent, call("pay", {"euros": 5}))
+        asked = ask(t, agent)
+        before = asked.message().to_dict()
+
+        result = agent.continue_last_turn()
+
+        assert (result.status, result.error) == ("skipped", STILL_WAITS)
+        assert asked.message().to_dict() == before
+        assert agent.has_pending_interaction
+
+    def test_it_waits_for_the_turns_before_it(self, t, till):
+        """What is last is seen when its turn comes."""
+        agent = till.agent()
+        t.use_model(FunctionModel(lambda request: say(f"re: {request.messages[-1].text} ")), agent)
+        agent.submit_messages("1")
+        second = agent.submit_messages("2")
+
+        result = agent.continue_last_turn()
+
+        assert result.message.id == second.message().id
+        assert result.text == f"re: 2 re: {CONTINUE} "
+
+    def test_a_signal(self, t, till):
+        """B16: given before, no model is asked; the result is aborted."""
+        agent = till.agent()
+        model = t.script(agent, say("Hello."))
+        ask(t, agent)
+        controller = AbortController()
+        controller.abort("enough")
+
+        result = agent.continue_last_turn(signal=controller.signal)
+
+        assert (result.status, result.error) == ("aborted", "enough")
+        assert len(model.requests) == 1
+
+    def test_in_a_transaction_of_the_callers(self, t, till):
+        """Like everything that waits, it can't be joined."""
+        agent = till.agent()
+        with transaction(t.rt), pytest.raises(InsideTransaction, match="continue_last_turn"):
+            agent.continue_last_turn()
+
+    @pytest.mark.parametrize(
+        "point", ["turn:claimed", "turn:before-model", "turn:streaming", "turn:before-commit"]
+    )
+    def test_a_crash(self, t, till, point):
+        """FR-49: whoever takes over goes on in the same message, and what was there stays."""
+        agent = till.agent()
+        model = FunctionModel(lambda request: say("More." if len(request.messages) > 1 else "First. "))
+        t.use_model(model, agent)
+        asked = ask(t, agent)
+        t.crash_at(point)
+
+        result = agent.continue_last_turn()
+
+        assert t.crashes == [point]
+        assert (result.status, result.text, result.message.id) == (
+            "completed",
+            "First. More.",
+            asked.message_id,
+        )
+        assert len(agent.messages) == 2
+        transcripts.check(model.requests)

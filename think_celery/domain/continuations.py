@@ -38,8 +38,9 @@ class Place:
 def place(tx: Tx, row: Any) -> Place | str:
     """Where the answer of a claimed turn goes; or why there is nothing to go on with.
 
-    A turn that continues does so in the last message. Where other turns came in between, what was decided is done
-    in the message that asked, and the answer is a new message. It stays so, whoever takes the turn over.
+    A turn that continues does so in the last message, which is its own until it ends. Where other turns came in
+    between, what was decided is done in the message that asked, and the answer is a new message. It stays so, whoever
+    takes the turn over.
     """
     if row.kind != "continue":
         return Place(message_id=row.message_id or new_id())
@@ -53,6 +54,7 @@ def place(tx: Tx, row: Any) -> Place | str:
             return STILL_WAITS
     elif last is None or last.message_id != row.continues:
         return Place(message_id=new_id(), continues=row.continues)
+    messages.reopen(tx, row.agent_id, last.message_id)
     return Place(
         message_id=last.message_id,
         continues=last.message_id,

@@ -37,6 +37,21 @@ def save(
     return wait.result(_accept(wait, as_messages(given), queue, based_on=None))
 
 
+def continue_last(
+    rt: Runtime,
+    agent: AgentRef,
+    *,
+    timeout: Duration | None = None,
+    signal: AbortSignal | None = None,
+    queue: str | None = None,
+) -> SaveMessagesResult:
+    """Go on with the last answer, wait until that has ended, and say how. See ``Think.continue_last_turn``."""
+    call = "continue_last_turn()"
+    wait = Wait(rt, agent, call, timeout=timeout, signal=signal)
+    helping.refuse_nested(agent, call)
+    return wait.result(_accept(wait, [], queue, based_on=None, kind="continue"))
+
+
 def _by_function(wait: Wait, function: MakeMessages, queue: str | None) -> SaveMessagesResult:
     """The turn with what *function* adds to the conversation, as it is when the turn begins."""
     while True:
@@ -51,10 +66,12 @@ def _by_function(wait: Wait, function: MakeMessages, queue: str | None) -> SaveM
             return result
 
 
-def _accept(wait: Wait, messages: list[UIMessage], queue: str | None, *, based_on: str | None) -> str:
+def _accept(
+    wait: Wait, messages: list[UIMessage], queue: str | None, *, based_on: str | None, kind: str = "save"
+) -> str:
     def work(tx: Tx) -> Any:
         row, _ = submissions.accept(
-            wait.rt, tx, wait.agent, messages, kind="save", queue=queue, based_on=based_on
+            wait.rt, tx, wait.agent, messages, kind=kind, queue=queue, based_on=based_on
         )
         if wait.signal is not None and wait.signal.aborted:  # its turn never begins
             submissions.cancel(wait.rt, tx, row.id, wait.signal.reason)

@@ -82,6 +82,14 @@ def store_finished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
     tx.execute(_PUT_FINISHED, {"agent": agent_id, "agent_id": agent_id, **message})
 
 
+_REOPEN = update(messages).where(_MINE).values(position=UNPLACED, status=STREAMING)
+
+
+def reopen(tx: Tx, agent_id: str, message_id: str) -> None:
+    """Let a turn go on with a message: until it ends, that is the turn's own, and has no place in the order."""
+    tx.execute(_REOPEN, {"agent": agent_id, "message": message_id})
+
+
 _GET = select(messages).where(_MINE)
 _IN_ORDER = (
     select(
