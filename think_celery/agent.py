@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from think_celery.agenthandle import check_count
 from think_celery.chatagent import ChatAgent
 from think_celery.protocols import Model
 from think_celery.tools import Tool
@@ -32,6 +33,7 @@ class Think(ChatAgent, abstract=True):
     model: ClassVar[str | Model | None] = None
     system_prompt: ClassVar[str | None] = None
     max_steps: int = 10
+    _has_loop: ClassVar[bool] = True
     _hooks: ClassVar[tuple[str, ...]] = (
         "get_model",
         "get_system_prompt",
@@ -44,12 +46,7 @@ class Think(ChatAgent, abstract=True):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class, as every agent's is."""
-        steps: object = cls.max_steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(
-                f"{cls.__name__}.max_steps is {steps!r}: it must be a whole number, 1 or more. It is how many "
-                "times the model may be asked in one turn."
-            )
+        check_count(cls, "max_steps", "how many times the model may be asked in one turn")
         super().__init_subclass__(**kwargs)
 
     # --- what a turn asks of you ------------------------------------------------------------------

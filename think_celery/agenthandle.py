@@ -83,3 +83,16 @@ def _refuse_async(cls: type) -> None:
         function = getattr(method, "__func__", method)
         if ours and (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
             raise AsyncNotSupported(f"{cls.__name__}.{name}")
+
+
+def check_count(cls: type, name: str, meaning: str) -> None:
+    """Refuse a class whose attribute of that name is no number of things.
+
+    Raises:
+        ValueError: It is none.
+    """
+    given: object = getattr(cls, name)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ValueError(
+            f"{cls.__name__}.{name} is {given!r}: it must be a whole number, 1 or more. It is {meaning}."
+        )

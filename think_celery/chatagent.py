@@ -1,20 +1,21 @@
 """``ChatAgent``: an agent without the loop. ``Think`` is this, with the loop given."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from think_celery.agenthandle import check_count
 from think_celery.agentinteractions import AgentInteractions
 from think_celery.agentmessages import AgentMessages
 from think_celery.agentturns import AgentTurns
 from think_celery.agentwaiting import AgentWaiting
 from think_celery.agentworkflows import AgentWorkflows
-from think_celery.domain.receipts import Submission
-from think_celery.protocols import ModelEvent
+from think_celery.protocols import ModelEvent, ToolResult
 from think_celery.turnhooks import (
     ChatContext,
     ChatErrorContext,
     ChatResponseResult,
     ChunkContext,
+    StatusChange,
     StepResult,
 )
 
@@ -32,6 +33,7 @@ class ChatAgent(AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, Agen
     """
 
     max_chained_turns: int = 50
+    _has_loop: ClassVar[bool] = False
     _hooks: ClassVar[tuple[str, ...]] = (
         "on_chat_message",
         "on_chunk",
@@ -41,13 +43,24 @@ class ChatAgent(AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, Agen
         "on_submission_status",
     )
 
-    def on_chat_message(self, ctx: ChatContext) -> "str | Iterable[str | ModelEvent] | None":
+    def __init_subclass__(cls, *, abstract: bool = False, **kwargs: Any) -> None:
+        """Register the class, as every agent's is."""
+        if not (abstract or cls._has_loop or cls._overrides("on_chat_message")):
+            raise TypeError(
+                f"{cls.__name__} has no on_chat_message(self, ctx). Write one that returns or yields the answer, or "
+                "subclass Think, which has a loop."
+            )
+        check_count(cls, "max_chained_turns", "how many turns on_chat_response may ask for")
+        super().__init_subclass__(abstract=abstract, **kwargs)
+
+    def on_chat_message(self, ctx: ChatContext) -> "str | Iterable[str | ModelEvent | ToolResult] | None":
         """Yours to write: the answer to ``ctx.messages``, as a text or, piece by piece, as a generator.
 
         What is yielded is streamed, stored and recovered like a model's own answer: texts, or the events of a model
         (``TextDelta``, ``ReasoningDelta``, ``ToolCallComplete``, ``Finish``, …), which any SDK's stream can be turned
-        into. After a crash it is called again: see ``ctx.partial``. When the turn is cancelled, ``ctx.signal`` comes,
-        and the generator is closed. What it raises ends the turn in error.
+        into, and a ``ToolResult`` for each call that you have made. A ``Finish`` ends a model step. After a crash this
+        is called again: see ``ctx.partial``. When the turn is cancelled, ``ctx.signal`` comes, and the generator is
+        closed. What it raises ends the turn in error.
         """
         raise NotImplementedError(f"{type(self).__name__} has no on_chat_message(self, ctx). Write one.")
 
@@ -73,5 +86,9 @@ class ChatAgent(AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, Agen
         this call. If the process dies here, this call is lost, and nothing else.
         """
 
-    def on_submission_status(self, submission: Submission) -> None:
-        """Called when a submission has become pending, running, or one of its ends, in the process that made it so."""
+    def on_submission_status(self, change: StatusChange) -> None:
+        """Called when a submission is pending, is running, and when it has ended, after that was committed.
+
+        It is called by whoever made it so: where it was accepted, cancelled or reset, else by the worker. A process
+        that has not imported this class calls nothing.
+        """

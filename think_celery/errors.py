@@ -36,7 +36,8 @@ The tree::
     │   ├── ConversationMoved        messages were made for a conversation that has gone on
     │   ├── TurnTimeout              the whole turn took too long
     │   ├── TurnStillRunning         who waited for it had no more time; it goes on
-    │   └── NestedTurn               a turn would wait for itself
+    │   ├── NestedTurn               a turn would wait for itself
+    │   └── ChainTooLong             hooks asked for one turn after the other without an end
     ├── InteractionError
     │   ├── InteractionNotFound      no call of that id waits, or ever did
     │   └── InteractionMismatch      the call waits for something else
@@ -552,6 +553,21 @@ class InteractionMismatch(InteractionError):
 
 
 # --- workflows ------------------------------------------------------------------------------------
+
+
+class ChainTooLong(TurnError):
+    """``on_chat_response`` led to one turn after the other, beyond what the agent's class allows."""
+
+    def __init__(self, agent: str, limit: int) -> None:
+        super().__init__(agent, limit)
+        self.agent, self.limit = agent, limit
+
+    def __str__(self) -> str:
+        return (
+            f"on_chat_response of {self.agent} has asked for {self.limit} turns, one leading to the next, and may ask "
+            "for no more. Let it stop asking at some point; or raise `max_chained_turns` of the class; or ask with "
+            "`submit_messages`, which does not wait and makes each turn a task of its own."
+        )
 
 
 class WorkflowError(ThinkError):

@@ -161,6 +161,18 @@ ModelEvent = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gave that an agent with a loop of its own has made. No model says this.
+
+    ``output`` is anything that pydantic can dump to JSON; with an ``error`` there is none.
+    """
+
+    tool_call_id: str
+    output: Any = None
+    error: str | None = None
+
+
 class Model(Protocol):
     """A language model that streams."""
 
@@ -204,6 +216,9 @@ class AgentHooks(Protocol):
 
     def _overrides(self, hook: str) -> bool:
         """Whether there is a hook to call: the agent's class overrides that method of ours."""
+
+    def on_chat_message(self, ctx: Any) -> Any:
+        """The answer, of an agent with a loop of its own."""
 
     def get_model(self) -> "str | Model | None":
         """The model, or its name such as ``openai/gpt-5``; ``None`` means the setting ``think_model``."""
@@ -332,6 +347,7 @@ __all__ = [
     "ToolCallComplete",
     "ToolCallDelta",
     "ToolChoice",
+    "ToolResult",
     "ToolSpec",
     "Usage",
 ]

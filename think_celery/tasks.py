@@ -71,7 +71,7 @@ def check_content(app: Celery) -> None:
 
 def set_limits(app: Celery, settings: Settings) -> None:
     """Give our tasks time limits beyond every deadline of ours: those end the work in order, a limit kills."""
-    longest = int(settings.turn_timeout_seconds)
+    longest = 2 * int(settings.turn_timeout_seconds)  # a turn, and what its agent does after it
     for name in (*WORK, TICK, PING):
         has_deadline = name not in WORK or WORK[name].has_deadline
         limit = (longest if has_deadline else NO_LIMIT_SECONDS) + GRACE_SECONDS

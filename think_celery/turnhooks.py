@@ -83,11 +83,12 @@ def has_tool_call(*names: str) -> StopCondition:
 class TurnContext(TurnInfo):
     """What ``before_turn`` is told: what the turn would do without it.
 
-    ``messages`` is the conversation up to the answer. ``tools`` are the agent's. ``final_answer`` is the tool that
+    ``model`` is ``None`` where the agent has none of its own. ``messages`` is the conversation up to the answer.
+    ``tools`` are the agent's. ``final_answer`` is the tool that
     carries the answer of a structured turn (``step.prompt``), and ``None`` in every other turn.
     """
 
-    model: Model = field(repr=False)
+    model: Model | None = field(repr=False)
     system: str | None = field(repr=False)
     messages: Sequence[UIMessage] = field(repr=False)
     tools: Sequence[Tool] = field(repr=False)
@@ -117,8 +118,8 @@ class StepConfig:
     def __post_init__(self) -> None:
         _check_names(self, "active_tools")
         _check_choice(self)
-        _check_number(self, "temperature", (int, float), 0)
-        _check_number(self, "max_output_tokens", (int,), 1)
+        _check_number(self, "temperature", whole=False, least=0)
+        _check_number(self, "max_output_tokens", whole=True, least=1)
         _check_mapping(self, "headers")
         _check_mapping(self, "provider_options")
 
@@ -139,7 +140,7 @@ class TurnConfig(StepConfig):
 
     def __post_init__(self) -> None:
         super(TurnConfig, self).__post_init__()  # a class with slots is made twice, so not `super()`
-        _check_number(self, "max_steps", (int,), 1)
+        _check_number(self, "max_steps", whole=True, least=1)
         if not all(callable(each) for each in self.conditions):
             raise InvalidValue(
                 "TurnConfig.stop_when must be functions of the steps so far that return a bool."
@@ -271,6 +272,17 @@ class ChatResponseResult:
         return self.submission_id
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusChange:
+    """What a submission has become: what ``on_submission_status`` is told. ``metadata`` is the submission's."""
+
+    submission_id: str
+    status: SubmissionStatus
+    error_type: str | None = None
+    error: str | None = field(default=None, repr=False)
+    metadata: dict[str, Any] | None = field(default=None, repr=False)
+
+
 # --- a loop of one's own --------------------------------------------------------------------------
 
 
@@ -304,13 +316,13 @@ def _check_choice(config: StepConfig) -> None:
         _refuse(config, "tool_choice", '"auto", "required", "none" or ForcedTool(name="…")')
 
 
-def _check_number(config: StepConfig, name: str, types: tuple[type, ...], least: int) -> None:
-    given = getattr(config, name)
+def _check_number(config: StepConfig, name: str, *, whole: bool, least: int) -> None:
+    given: Any = getattr(config, name)
     if given is None:
         return
-    if isinstance(given, bool) or not isinstance(given, types) or not given >= least:
-        kind = "whole number" if types == (int,) else "number"
-        _refuse(config, name, f"a {kind}, {least} or more")
+    fits = isinstance(given, int if whole else int | float) and not isinstance(given, bool)
+    if not fits or not given >= least:
+        _refuse(config, name, f"a {'whole ' if whole else ''}number, {least} or more")
 
 
 def _check_mapping(config: StepConfig, name: str) -> None:

@@ -26,7 +26,8 @@ def test_the_first_script_can_be_run_again_in_its_folder(tmp_path: Path) -> None
 
 def test_every_type_that_a_listener_gets_is_in_its_table() -> None:
     """The types that the source of a turn's events writes are those of the quickstart's table, and no others."""
-    source = "".join((DOMAIN / name).read_text() for name in ("answers.py", "turns.py", "live.py"))
+    names = ("answers.py", "turns.py", "turnstate.py", "loops.py", "ownloops.py", "live.py")
+    source = "".join((DOMAIN / name).read_text() for name in names)
     written = set(re.findall(r'"type": f?"([^"]+)"', source)) - {"restored"}  # listeners get it as a snapshot
     for kind in ("text", "reasoning"):
         written |= {each.replace("{name}", kind) for each in written if "{name}" in each}

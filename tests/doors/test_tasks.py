@@ -251,10 +251,10 @@ class TestTheHostsConfiguration:
         set_limits(hostile, Settings(turn_timeout_seconds=100.0))
 
         run, advance = hostile.tasks["think.submission.run"], hostile.tasks["think.workflow.advance"]
-        assert (run.soft_time_limit, run.time_limit) == (160, 220)
+        assert (run.soft_time_limit, run.time_limit) == (260, 320)
         assert advance.soft_time_limit > 86_400
         ping = hostile.tasks["think.ping"]
-        assert (ping.soft_time_limit, ping.time_limit) == (160, 220)
+        assert (ping.soft_time_limit, ping.time_limit) == (260, 320)
         assert advance.time_limit > advance.soft_time_limit
 
 

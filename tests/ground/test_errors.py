@@ -45,6 +45,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "InvalidFinalAnswer": ((("total: 'x' is not a number",),), "loosen the output type"),
     "NothingToAnswer": ((), "Submit a new message"),
     "TurnTimeout": ((3600.0,), "raise the setting"),
+    "ChainTooLong": (("Asker('a')", 50), "max_chained_turns"),
     "InteractionNotFound": (("Helpdesk('42')", "call_1"), "pending_interactions()"),
     "InteractionMismatch": (
         ("call_1", "it waits for an approval", "Call approve_tool_call()."),

@@ -66,12 +66,16 @@ class Answer:
         for part in self.step_parts:
             if isinstance(part, TextPart | ReasoningPart):
                 part.state = "done"
-            if isinstance(part, ToolPart):
+            if isinstance(part, ToolPart) and not part.settled:
                 part.state = "input-available"
                 calls.append(part)
             self.parts.append(part)
         self.step_parts, self._calls = [], {}
         return calls
+
+    def call_at(self, index: int) -> ToolPart:
+        """The call at that index of the model step in progress."""
+        return self._calls[index]
 
     def place_of(self, call: ToolPart) -> tuple[int, int]:
         """Where a call of a complete step stands: its step, from 1, and its position there, from 0.

@@ -56,11 +56,20 @@ Result = Done[T] | Failed | Abandoned
 
 
 class _Call(Generic[T]):
-    """One function, which a helper thread calls in a copy of the context of whoever asks for it."""
+    """One function, which a helper thread calls in a copy of the context of whoever asks for it.
 
-    def __init__(self, function: Callable[[], T], on_end: Callable[[], None]) -> None:
+    With a *context* of its own it is one piece of a longer work: what the host opens for the thread stays open.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], T],
+        on_end: Callable[[], None],
+        context: contextvars.Context | None = None,
+    ) -> None:
         self._function, self._on_end = function, on_end
-        self._context = contextvars.copy_context()
+        self._is_piece = context is not None
+        self._context = contextvars.copy_context() if context is None else context
         self._lock = threading.Lock()
         self._given_up = False
         self._outcome: Done[T] | Failed | None = None
@@ -85,11 +94,8 @@ class _Call(Generic[T]):
             late = self._given_up
         if late:
             logger.warning("a function that had been given up came back; its outcome is dropped")
-        for close in at_thread_end:
-            try:
-                close()
-            except Exception as error:
-                logger.error("could not close what a helper thread had opened: %s", trace_of(error))
+        if late or not self._is_piece:
+            _close_thread()
         self._on_end()
 
     def take(self) -> Result[T]:
@@ -99,6 +105,14 @@ class _Call(Generic[T]):
                 self._given_up = True
                 return Abandoned()
             return self._outcome
+
+
+def _close_thread() -> None:
+    for close in at_thread_end:
+        try:
+            close()
+        except Exception as error:
+            logger.error("could not close what a helper thread had opened: %s", trace_of(error))
 
 
 class Helper:
@@ -129,6 +143,7 @@ def _work(calls: "queue.SimpleQueue[_Call[Any] | None]") -> None:
     while (call := calls.get()) is not None:
         call.run()
         del call  # nothing of it is kept until the next one comes
+    _close_thread()
 
 
 CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "GreenletExit"}
@@ -168,6 +183,7 @@ def attempt(
     signal: AbortSignal | None = None,
     grace: float = GRACE_SECONDS,
     helper: Helper | None = None,
+    context: contextvars.Context | None = None,
 ) -> Result[T]:
     """Call *function* and say how it went; an exception that comes out of this is not the function's.
 
@@ -178,6 +194,7 @@ def attempt(
         signal: After it comes, the function gets *grace* seconds more.
         grace: In seconds.
         helper: Whose thread to use; without one the function gets a thread of its own.
+        context: In which it runs, as one piece of a longer work, if not in a copy of the caller's.
     """
     if timeout is None or not rt.threads:
         return run(function)
@@ -187,7 +204,7 @@ def attempt(
         ended.set()
         wake.set()
 
-    call = _Call(function, on_end)
+    call = _Call(function, on_end, context)
     if helper is None:
         call.begin()
     else:

@@ -3,9 +3,9 @@
 import logging
 from typing import Any
 
-from think_celery.domain import continuations, conversation, lines, turns
+from think_celery.domain import afterwards, continuations, conversation, lines, turns
 from think_celery.domain.claimed import Claim
-from think_celery.domain.outcomes import Outcome, Word
+from think_celery.domain.outcomes import Ended, Outcome, Word
 from think_celery.errors import (
     ConversationMoved,
     InvalidMessage,
@@ -14,16 +14,17 @@ from think_celery.errors import (
     TooManyAttempts,
     UnreadableValue,
 )
-from think_celery.ids import AgentRef
+from think_celery.ids import AgentRef, new_id
 from think_celery.messages import UIMessage, as_messages
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime, agent_classes
+from think_celery.signals import AbortSignal
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import agents, heads, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Refused, Tx
-from think_celery.store.leases import Lease
+from think_celery.store.leases import Lease, fence
 from think_celery.store.tables import UNPLACED
 
 logger = logging.getLogger("think_celery.submissions")
@@ -32,9 +33,15 @@ MAX_TAKEOVERS = 100
 
 
 def run(rt: Runtime, submission_id: str) -> Outcome:
-    """Run that submission if its turn has come, and say how it went. It runs no other."""
+    """Run that submission if its turn has come, and say how it went. It runs no other.
+
+    What its agent does about the end, in ``on_chat_response``, comes before this returns.
+    """
     claimed = claim(rt, submission_id)
-    return claimed if isinstance(claimed, Outcome) else turns.run(rt, claimed)
+    outcome = claimed if isinstance(claimed, Outcome) else turns.run(rt, claimed)
+    if outcome.after is not None:
+        afterwards.call_hooks(rt, outcome.after, claim_next)
+    return outcome
 
 
 def claim(rt: Runtime, submission_id: str) -> Claim | Outcome:
@@ -52,6 +59,29 @@ def claim(rt: Runtime, submission_id: str) -> Claim | Outcome:
         return Outcome(reason.word)
     except Refused:
         return Outcome("busy")  # the index of one running submission per agent has the last word
+    rt.failpoint("turn:claimed")
+    return claimed
+
+
+def claim_next(rt: Runtime, lease: Lease, stop: AbortSignal) -> Claim | Outcome | None:
+    """Under a lease that is held: claim the line's next submission; ``None`` if there is none.
+
+    Raises:
+        LeaseLost: The lease is another's now.
+    """
+
+    def work(tx: Tx) -> Claim | Outcome | None:
+        fence(tx, lease)
+        head = heads.head_id(tx, lease.key)
+        row = None if head is None else heads.lock_candidate(tx, lease.key, head)
+        if row is None:
+            return None if head is None else Outcome("busy")
+        return _begin(rt, tx, row, lease, stop=stop)
+
+    try:
+        claimed = rt.db.transact(work)
+    except _NotNow as reason:
+        return Outcome(reason.word)
     rt.failpoint("turn:claimed")
     return claimed
 
@@ -74,33 +104,50 @@ def _claim(rt: Runtime, tx: Tx, submission_id: str, process_id: str) -> Claim | 
         line_rows.free_line(tx, lease)
         line_rows.look_later(tx, lease.key, MISSED_AFTER)
         return Outcome("busy")
+    return _begin(rt, tx, row, lease)
+
+
+def _begin(
+    rt: Runtime, tx: Tx, row: Any, lease: Lease, *, stop: AbortSignal | None = None
+) -> Claim | Outcome:
+    """Make a candidate the one that runs, if it can be. With *stop*, inside a hook that keeps the line."""
     _refuse(row)
     if not row.is_head:
         raise _NotNow("not-head", knock_for=lease.key)
     if not row.due:
         raise _NotNow("waiting")
     if row.outdated:
-        return _skip(rt, tx, row, lease, conversation.SKIPPED_BY_RESET)
+        return _skip(rt, tx, row, lease, conversation.SKIPPED_BY_RESET, inner=stop is not None)
     agent = AgentRef(row.agent_class, row.agent_name)
     if row.based_on is not None and row.applied_at is None and _has_moved(tx, row):
         reason = ConversationMoved()
-        return _skip(rt, tx, row, lease, str(reason), type(reason).__name__)
+        return _skip(rt, tx, row, lease, str(reason), type(reason).__name__, inner=stop is not None)
     error = _unfit(rt, tx, agent, row)
     if error is not None:
-        return _end_in_error(rt, tx, row, lease, error)
+        return _end_in_error(rt, tx, row, lease, error, inner=stop is not None)
     place = continuations.place(tx, row)
     if isinstance(place, str):
-        return _skip(rt, tx, row, lease, place)
+        return _skip(rt, tx, row, lease, place, inner=stop is not None)
     if not submissions.begin(
-        tx, submission_id, place.message_id, continues=place.continues, steps_before=place.steps_before
+        tx, row.id, place.message_id, continues=place.continues, steps_before=place.steps_before
     ):
-        raise ThinkError(f"submission {submission_id} could not be claimed under its line's lock")
-    return Claim(row=row, lease=lease, agent=agent, place=place, attempt=row.attempts + 1)
+        raise ThinkError(f"submission {row.id} could not be claimed under its line's lock")
+    return Claim(row=row, lease=lease, agent=agent, place=place, attempt=row.attempts + 1, stop=stop)
 
 
-def _skip(rt: Runtime, tx: Tx, row: Any, lease: Lease, why: str, error_type: str | None = None) -> Outcome:
+def _skip(
+    rt: Runtime,
+    tx: Tx,
+    row: Any,
+    lease: Lease,
+    why: str,
+    error_type: str | None = None,
+    *,
+    inner: bool,
+) -> Outcome:
     lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error_type=error_type, error=why, holding=True)
-    lines.free(rt, tx, lease)
+    if not inner:
+        lines.free(rt, tx, lease)
     return Outcome("skipped", ended=True, row=row.id)
 
 
@@ -167,9 +214,31 @@ def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
     return bool(transcript) and transcript[-1].role != "assistant"
 
 
-def _end_in_error(rt: Runtime, tx: Tx, row: Any, lease: Lease, error: ThinkError) -> Outcome:
-    name = type(error).__name__
+def _end_in_error(rt: Runtime, tx: Tx, row: Any, lease: Lease, error: ThinkError, *, inner: bool) -> Outcome:
+    """End a submission that there can be no turn for; the line is kept for the hooks that are told."""
+    name, keep = type(error).__name__, inner or turns.follow(row.agent_class)
+    message = None if row.message_id is None else message_rows.get(tx, row.agent_id, row.message_id)
     conversation.place_unfinished(tx, row.agent_id)
-    lines.end(rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error), holding=True)
-    lines.free(rt, tx, lease)
-    return Outcome("error", ended=True, row=row.id, error_type=name)
+    lines.end(
+        rt, tx, row, SubmissionStatus.ERROR, error_type=name, error=str(error), holding=True, tell=not keep
+    )
+    if not keep:
+        lines.free(rt, tx, lease)
+        return Outcome("error", ended=True, row=row.id, error_type=name)
+    after = Ended(
+        lease=lease,
+        ref=AgentRef(row.agent_class, row.agent_name),
+        agent=None,
+        submission_id=row.id,
+        kind=row.kind,
+        continuation=row.kind == "continue",
+        metadata=row.metadata,
+        message=_message(row.message_id) if message is None else conversation.from_row(message),
+        status=SubmissionStatus.ERROR,
+        error_type=name,
+    )
+    return Outcome("error", ended=True, row=row.id, error_type=name, after=after)
+
+
+def _message(message_id: str | None) -> UIMessage:
+    return UIMessage(id=message_id or new_id(), role="assistant", parts=[])

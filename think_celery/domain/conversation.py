@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from think_celery import serialization
-from think_celery.domain import interactions, lines
+from think_celery.domain import interactions, lines, statuses
 from think_celery.errors import InsideTransaction
 from think_celery.ids import AgentRef
 from think_celery.messages import (
@@ -175,6 +175,7 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
         ended = submissions.end_all(tx, agent.id, reason)
         for row in ended:
             lines.tell_workflow(rt, tx, row, SubmissionStatus(row.status), error=row.error)
+            statuses.tell_after(rt, tx, row, SubmissionStatus(row.status), error=row.error)
         interaction_rows.withdraw_all(tx, agent.id)
         message_rows.remove_all(tx, agent.id)
         lines.expect_next_on(rt, tx, agent.id)

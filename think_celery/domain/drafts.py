@@ -114,11 +114,17 @@ class Draft:
         return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
 
     def end(
-        self, row: Any, status: SubmissionStatus, *, waiting: Sequence[ToolPart] = (), **outcome: Any
+        self,
+        row: Any,
+        status: SubmissionStatus,
+        *,
+        keep: bool = False,
+        waiting: Sequence[ToolPart] = (),
+        **outcome: Any,
     ) -> bool:
         """End the turn with what there is of its message, as ``lines.finish`` does in one transaction.
 
-        From then on, somebody may decide on the calls that are *waiting*.
+        From then on, somebody may decide on the calls that are *waiting*. With *keep* the line stays held.
         """
 
         if not waiting:
@@ -127,10 +133,10 @@ class Draft:
         def work(tx: Tx) -> bool:
             message = self._row() if self.says_something else None
             lease, message_id = self._hold.lease, self.message_id
-            ended = lines.finish(self._rt, tx, lease, row, status, message_id, message, **outcome)
+            ended = lines.finish(self._rt, tx, lease, row, status, message_id, message, keep=keep, **outcome)
             if ended:
                 interactions.ask(tx, row, message_id, waiting)
-            elif waiting:  # cancelled at the last moment: nobody is asked
+            elif waiting and not _ended_so(tx, row, status):  # cancelled at the last moment: nobody is asked
                 message_rows.update_parts(
                     tx, lease.key, message_id, dump_parts(interactions.without_requests(self.answer.parts))
                 )
@@ -192,10 +198,18 @@ class Draft:
         else:
             message_rows.remove(tx, self._agent_id, self.message_id)
 
-    def _row(self) -> dict[str, Any]:
+    def message(self) -> UIMessage:
+        """The message so far."""
         known = {key: value for key, value in self.metadata.items() if value is not None}
-        return conversation.as_row(
-            UIMessage(
-                id=self.message_id, role="assistant", parts=self.answer.so_far(), metadata=known or None
-            )
+        return UIMessage(
+            id=self.message_id, role="assistant", parts=self.answer.so_far(), metadata=known or None
         )
+
+    def _row(self) -> dict[str, Any]:
+        return conversation.as_row(self.message())
+
+
+def _ended_so(tx: Tx, row: Any, status: SubmissionStatus) -> bool:
+    """Whether a row that had ended before had done so by this very end: its commit's answer was lost."""
+    now = submissions.get(tx, row.id)
+    return now is not None and now.status == status

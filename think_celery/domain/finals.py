@@ -45,12 +45,26 @@ def for_turn(structure: Mapping[str, Any] | None, tools: Mapping[str, object]) -
 
 
 def offer(
-    final: Final | None, specs: Sequence[ToolSpec], *, last: bool
+    final: Final | None, specs: Sequence[ToolSpec], *, last: bool, choice: ToolChoice | None = None
 ) -> tuple[ToolChoice, Sequence[ToolSpec]]:
-    """Tool choice and tools of one request: on the *last* permitted step only the answer is offered."""
-    if final is None:
-        return "auto", specs
-    own = ToolSpec(name=final.name, description=DESCRIPTION, parameters=final.schema)
-    if last or not specs:
-        return ForcedTool(name=final.name), [own]
-    return "required", [*specs, own]
+    """Tool choice and tools of one request: on the *last* permitted step only the answer is offered.
+
+    A *choice* of the user's own stands wherever it is possible: it may name no tool that is not offered.
+    """
+    usual: ToolChoice = "auto"
+    offered = specs
+    if final is not None:
+        only, usual = last or not specs, "required"
+        own = spec_of(final)
+        offered = [own] if only else [*specs, own]
+        if only:
+            usual = ForcedTool(name=final.name)
+    names = {spec.name for spec in offered}
+    if choice is None or not names or (isinstance(choice, ForcedTool) and choice.name not in names):
+        return usual, offered
+    return choice, offered
+
+
+def spec_of(final: Final) -> ToolSpec:
+    """The final-answer tool as a model is told of it."""
+    return ToolSpec(name=final.name, description=DESCRIPTION, parameters=final.schema)

@@ -1,7 +1,7 @@
 """Calls of the methods that users' agents override: those that decide, and those that react."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from think_celery import providers
@@ -29,21 +29,26 @@ class Hooks:
     the turn is cancelled, or at its deadline. With ``rt.threads`` off they run in the calling thread.
     """
 
-    def __init__(self, rt: Runtime, agent: AgentHooks, hold: Hold, submission_id: str) -> None:
+    def __init__(self, rt: Runtime, agent: AgentHooks | None, hold: Hold, submission_id: str) -> None:
         self._rt, self.agent, self._hold, self._submission_id = rt, agent, hold, submission_id
         self._helper = calls.Helper()
 
     def has(self, hook: str) -> bool:
         """Whether the agent's class overrides that method of ours."""
-        return self.agent._overrides(hook)
+        return self.agent is not None and self.agent._overrides(hook)
 
     def decide(self, hook: str, *told: Any) -> Any:
-        """Call a hook whose answer counts, and return it. What it raises goes through.
+        """Call a method whose answer counts, and return it. What it raises goes through.
 
         Raises:
             ModelAborted: It was given up, for the turn is to end. Whoever catches it finds out why.
         """
-        result = self._call(hook, told)
+        method = getattr(self.agent, hook)
+        return self.ask(hook, lambda: method(*told)) if self.has(hook) else method(*told)
+
+    def ask(self, hook: str, function: Callable[[], T]) -> T:
+        """The same of a function of the user's."""
+        result = self._call(function)
         if isinstance(result, calls.Failed):
             raise result.error
         if isinstance(result, calls.Abandoned):
@@ -56,7 +61,7 @@ class Hooks:
         Raises:
             InvalidValue: It answered with something else.
         """
-        if not self.has(hook):
+        if self.agent is None or not self.has(hook):
             return None
         given = self.decide(hook, *told)
         if given is None or isinstance(given, kind):
@@ -70,7 +75,8 @@ class Hooks:
         """Call a hook that reacts, if it is overridden. Where it fails or was given up, the *default* stands."""
         if not self.has(hook):
             return default
-        result = self._call(hook, told)
+        method = getattr(self.agent, hook)
+        result = self._call(lambda: method(*told))
         if isinstance(result, calls.Done):
             return result.value
         if isinstance(result, calls.Failed):
@@ -91,15 +97,24 @@ class Hooks:
         """Let the thread go."""
         self._helper.close()
 
-    def _call(self, hook: str, told: tuple[Any, ...]) -> calls.Result[Any]:
-        method, hold = getattr(self.agent, hook), self._hold
-        left = max(0.0, hold.deadline - self._rt.clock.elapsed()) + LET_GO_SECONDS
-        return calls.attempt(
-            self._rt, lambda: method(*told), timeout=left, signal=hold.signal, helper=self._helper
-        )
+    def _call(self, function: Callable[[], T]) -> calls.Result[T]:
+        left = max(0.0, self._hold.deadline - self._rt.clock.elapsed()) + LET_GO_SECONDS
+        signal, helper = self._hold.signal, self._helper
+        return calls.attempt(self._rt, function, timeout=left, signal=signal, helper=helper)
 
 
-def model_of(rt: Runtime, agent: AgentHooks) -> Model:
+def resolve(rt: Runtime, agent_class: str, given: str | Model | None) -> Model:
+    """The model that is meant; in tests, what stands in for one that is only named.
+
+    Raises:
+        NoModel: None was named, or its name can't be resolved.
+    """
+    if rt.stand_in is not None and (given is None or isinstance(given, str)):
+        return rt.stand_in(agent_class)
+    return providers.of_settings(given or rt.settings.model, rt.settings)
+
+
+def model_of(rt: Runtime, agent: AgentHooks, hooks: Hooks | None = None) -> Model:
     """The model object that the agent's next turn asks.
 
     Raises:
@@ -107,14 +122,14 @@ def model_of(rt: Runtime, agent: AgentHooks) -> Model:
     """
     if rt.stand_in is not None:
         return rt.stand_in(agent.agent_class)
-    settings = rt.settings
-    return providers.of_settings(agent.get_model() or settings.model, settings)
+    return resolve(rt, agent.agent_class, agent.get_model() if hooks is None else hooks.decide("get_model"))
 
 
-def all_tools(agent: AgentHooks) -> Sequence[Tool]:
+def all_tools(agent: AgentHooks, hooks: Hooks | None = None) -> Sequence[Tool]:
     """Every tool that the model is offered: the ``@tool`` methods, then those of ``get_tools()``.
 
     Raises:
         InvalidTool: One can't be a tool, or two have one name.
     """
-    return as_tools([*tools_of(agent), *agent.get_tools()])
+    further = agent.get_tools() if hooks is None else hooks.decide("get_tools")
+    return as_tools([*tools_of(agent), *further])

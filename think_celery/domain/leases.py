@@ -41,12 +41,16 @@ _NOT_OURS = (SubmissionStatus.ABORTED, SubmissionStatus.PENDING)
 
 @dataclass(eq=False)
 class Hold:
-    """Work in hand under a lease. ``signal`` comes when it should end, whatever the reason."""
+    """Work in hand under a lease. ``signal`` comes when it should end, whatever the reason.
+
+    What *outlives* its lease is not told to end when that is lost; it may only write nothing more.
+    """
 
     lease: Lease
     monitor: "Monitor"
     submission_id: str | None
     deadline: float
+    outlives: bool = False
     controller: AbortController = field(default_factory=AbortController)
     lost: bool = False
     cancelled: bool = False
@@ -78,7 +82,8 @@ class Hold:
     def lose(self) -> None:
         """Note that the lease is gone."""
         self.lost = True
-        self.controller.abort("lease lost")
+        if not self.outlives:
+            self.controller.abort("lease lost")
 
     def cancel(self) -> None:
         """Note that the submission was cancelled."""
@@ -216,7 +221,7 @@ class Monitor:
     def _look_at_deadlines(self, holds: list[Hold]) -> Iterator[native.Call]:
         now = self.rt.clock.elapsed()
         for hold in holds:
-            if now < hold.deadline or (hold.lost and not hold.overdue):
+            if now < hold.deadline or (hold.lost and not (hold.overdue or hold.outlives)):
                 continue
             yield hold.expire
             if now >= hold.deadline + LET_GO_SECONDS:
@@ -262,10 +267,14 @@ class Monitor:
                 yield hold.lose
 
     @contextlib.contextmanager
-    def hold(self, lease: Lease, *, submission_id: str | None = None, seconds: float) -> Iterator[Hold]:
+    def hold(
+        self, lease: Lease, *, submission_id: str | None = None, seconds: float, outlives: bool = False
+    ) -> Iterator[Hold]:
         """Watch over a lease that was just taken, until the block ends. *seconds* is its deadline."""
         deadline = self.rt.clock.elapsed() + seconds
-        held = Hold(lease=lease, monitor=self, submission_id=submission_id, deadline=deadline)
+        held = Hold(
+            lease=lease, monitor=self, submission_id=submission_id, deadline=deadline, outlives=outlives
+        )
         with self._lock:
             self._holds.append(held)
         try:

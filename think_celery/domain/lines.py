@@ -5,7 +5,7 @@ from typing import Any
 
 from think_celery import serialization
 from think_celery.described import MAX_ERROR, MAX_TYPE, storable
-from think_celery.domain import knocks
+from think_celery.domain import knocks, statuses
 from think_celery.ids import AgentRef
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime
@@ -55,11 +55,13 @@ def end(
     error: str | None = None,
     output: Any = None,
     holding: bool = False,
+    tell: bool = True,
 ) -> bool:
     """End a submission, and say whether this call did: so any of them ends, but for those that a reset ends.
 
     In the same transaction: the news for the workflow that waits for it. The next head is expected and,
-    after the commit, knocked; with *holding* that is left to :func:`free`, which follows. One that stood
+    after the commit, knocked; with *holding* that is left to :func:`free`, which follows. The agent is
+    told; without *tell* that is left to the caller, too. One that stood
     behind a head leaves the head alone: waiting for its row, which others may be ending just now, could
     end in a circle of waits.
     """
@@ -68,6 +70,8 @@ def end(
     if not submissions.end(tx, row.seq, status, error_type=error_type, error=error):
         return False
     _tell(rt, tx, row, status, error_type=error_type, error=error, output=output)
+    if tell:
+        statuses.tell_after(rt, tx, row, status, error_type=error_type, error=error)
     if was_head:
         expect_next_after(rt, tx, row)
     return True
@@ -82,24 +86,27 @@ def finish(
     message_id: str,
     message: dict[str, Any] | None,
     *,
+    keep: bool = False,
     error_type: str | None = None,
     error: str | None = None,
     output: Any = None,
 ) -> bool:
     """End a turn in hand: its message, its status, the news of it, the line, and who is next.
 
-    False if it had been ended before: then its message is stored, and the line given back, all the same.
+    False if it had been ended before: then its message is stored, and the line given back, all the same. With
+    *keep* the line stays its holder's, who gives it back with :func:`free` when what follows the turn is over.
 
     Raises:
         LeaseLost: The line is another's. Nothing is written.
     """
     error_type, error = _storable(error_type, error)
     ended = endings.end_turn(
-        tx, lease, row.seq, status, message_id, message, error_type=error_type, error=error
+        tx, lease, row.seq, status, message_id, message, keep=keep, error_type=error_type, error=error
     )
     if ended:
         _tell(rt, tx, row, status, error_type=error_type, error=error, output=output)
-    expect_next_on(rt, tx, lease.key)
+    if not keep:
+        expect_next_on(rt, tx, lease.key)
     return ended
 
 

@@ -1,7 +1,13 @@
 """How one run of a task went, in a word that Flower shows."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from think_celery.ids import AgentRef
+from think_celery.messages import UIMessage
+from think_celery.protocols import AgentHooks
+from think_celery.states import SubmissionStatus
+from think_celery.store.leases import Lease
 
 Word = Literal[
     # The run ended its row.
@@ -27,11 +33,32 @@ Word = Literal[
 ]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """A turn that has ended and whose agent wants to know. Its line is still held, under that lease."""
+
+    lease: Lease
+    ref: AgentRef
+    agent: AgentHooks | None
+    submission_id: str
+    kind: str
+    continuation: bool
+    metadata: dict[str, Any] | None
+    message: UIMessage
+    status: SubmissionStatus
+    error_type: str | None
+    output: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run of a task: ``ended`` says that it ended its row; ``error_type`` that the row ended in error."""
+    """One run of a task: ``ended`` says that it ended its row; ``error_type`` that the row ended in error.
+
+    ``after`` is there where the line is still held, for the hooks that are told of the end.
+    """
 
     word: Word
     ended: bool = False
     row: str = ""
     error_type: str | None = None
+    after: Ended | None = field(default=None, repr=False, compare=False)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from think_celery import serialization
-from think_celery.domain import conversation, interactions, knocks, lines
+from think_celery.domain import conversation, interactions, knocks, lines, statuses
 from think_celery.domain.pages import check_limit, status_names
 from think_celery.errors import (
     SubmissionConflict,
@@ -149,6 +149,7 @@ def _insert(rt: Runtime, tx: Tx, agent: AgentRef, chosen: str, new: dict[str, An
     row = submissions.insert(tx, agent, id=chosen, **new)
     if row is not None:
         tx.after_commit(lambda: _knock_accepted(rt, row))
+        statuses.tell_after(rt, tx, row, SubmissionStatus.PENDING)
     return row
 
 

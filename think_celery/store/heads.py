@@ -85,6 +85,7 @@ _CANDIDATE = (
         submissions.c.kind,
         submissions.c.status,
         submissions.c.messages,
+        submissions.c.metadata,
         submissions.c.structure,
         submissions.c.based_on,
         submissions.c.workflow_key,
