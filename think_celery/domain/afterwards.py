@@ -18,6 +18,7 @@ from typing import Any
 from think_celery.domain import calls, lines, statuses, turns
 from think_celery.domain.claimed import Claim
 from think_celery.domain.hooks import Hooks
+from think_celery.domain.inhand import doing
 from think_celery.domain.leases import Hold
 from think_celery.domain.outcomes import Ended, Outcome
 from think_celery.domain.patience import patiently
@@ -107,8 +108,9 @@ class Afterwards:
             hooks = Hooks(rt, agent, self.hold, ended.submission_id)
             token = _in_progress.set(self)
             try:
-                hooks.react("on_chat_response", result)
-                hooks.react(statuses.HOOK, change)
+                with doing(self.hold, self.agent):
+                    hooks.react("on_chat_response", result)
+                    hooks.react(statuses.HOOK, change)
             finally:
                 _in_progress.reset(token)
                 hooks.close()

@@ -1,7 +1,8 @@
 """Run another agent's turns in the place of one that waits for them: a pool full of those who wait would stand still.
 
 Whoever waits in a worker runs the heads of the line that it waits for, while that line is free. A turn that waits says
-so in its own line first: two agents whose tools wait for each other would otherwise wait for ever.
+so in its own line first: two agents whose tools wait for each other would otherwise wait for ever. An agent's own hook
+after a turn holds the agent's line, and runs its turns under that very lease.
 """
 
 import logging
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from think_celery.domain import claims, knocks
+from think_celery.domain import afterwards, claims, knocks
+from think_celery.domain.afterwards import Afterwards
 from think_celery.domain.inhand import all_in_hand, in_hand
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
@@ -27,14 +29,30 @@ DEEPEST = 3
 _depth: ContextVar[int] = ContextVar("think_helping", default=0)
 
 
-def may_help(rt: Runtime) -> bool:
-    """Whether whoever waits here has a worker's slot, and may run turns in it."""
+def own_hook(agent_id: str) -> Afterwards | None:
+    """The hook after a turn of this agent's that runs here, if one does."""
+    after = afterwards.current()
+    return after if after is not None and after.agent.id == agent_id else None
+
+
+def may_help(rt: Runtime, agent: AgentRef | None = None) -> bool:
+    """Whether whoever waits here for that agent has a worker's slot, and may run turns in it."""
+    if agent is not None and own_hook(agent.id) is not None:
+        return True
     at_work = in_hand() is not None or rt.in_task()
     return at_work and _depth.get() < DEEPEST and not rt.stopping.signal.aborted
 
 
 def help_line(rt: Runtime, agent_id: str) -> bool:
-    """Run the agent's next turn if its line is free and its messages come to this worker; whether one has ended."""
+    """Run the agent's next turn if its line is free and its messages come to this worker; whether one has ended.
+
+    Raises:
+        LeaseLost: An own hook has lost its line, or the worker stops.
+    """
+    hook = own_hook(agent_id)
+    if hook is not None:
+        outcome = hook.run_next()
+        return outcome is not None and outcome.ended
     head = rt.db.read(lambda tx: heads.head(tx, agent_id))
     if head is None or head.held or not head.due or head.agent_class not in agent_classes:
         return False
@@ -52,7 +70,7 @@ def help_line(rt: Runtime, agent_id: str) -> bool:
 
 def own_turn(agent: AgentRef) -> bool:
     """Whether a turn of this agent runs in this very thread, or waits in it for what runs."""
-    return any(work.agent == agent for work in all_in_hand())
+    return own_hook(agent.id) is None and any(work.agent == agent for work in all_in_hand())
 
 
 def refuse_nested(agent: AgentRef, call: str) -> None:
@@ -61,6 +79,8 @@ def refuse_nested(agent: AgentRef, call: str) -> None:
     Raises:
         NestedTurn: It is.
     """
+    if own_hook(agent.id) is not None:
+        return
     turns = [work.agent for work in all_in_hand() if work.agent is not None]
     if agent in turns:
         circle = [*reversed(turns[: turns.index(agent) + 1]), agent]
@@ -75,7 +95,7 @@ def waits_for(rt: Runtime, agent: AgentRef, call: str) -> Iterator[None]:
         NestedTurn: That agent's turn waits for this one, directly or through others.
     """
     work = in_hand()
-    if work is None or work.agent is None:
+    if work is None or work.agent is None or own_hook(agent.id) is not None:
         yield
         return
     _in_line(rt, work.hold, lambda tx: waiting.wait_for(tx, work.hold.lease, agent.id))

@@ -32,6 +32,9 @@ def save(
     """Accept a turn, wait until it has ended, and say how. See ``Think.save_messages``."""
     wait = Wait(rt, agent, CALL, timeout=timeout, signal=signal)
     helping.refuse_nested(agent, CALL)
+    hook = helping.own_hook(agent.id)
+    if hook is not None:
+        hook.admit()
     if callable(given):
         return _by_function(wait, given, queue)
     return wait.result(_accept(wait, as_messages(given), queue, based_on=None))

@@ -188,7 +188,7 @@ class Wait:
             with self._watching(submission_id, helps=False) as watch:
                 return self._loop(look, watch, helps=False)
         helping.refuse_nested(self.agent, self.call)
-        helps = helping.may_help(self.rt)
+        helps = helping.may_help(self.rt, self.agent)
         with (
             helping.waits_for(self.rt, self.agent, self.call),
             self._watching(submission_id, helps=helps) as watch,
