@@ -101,7 +101,8 @@ class TestWhileItWaits:
                 break
         new_id = agent.inspect_submission(decided.submission_id).message_id
         assert event.message_id == new_id != asked.message_id
-        assert [kind for old, kind in seen if old] == ["reset", "snapshot", "tool-output-available"]
+        told = ["message", "reset", "snapshot", "tool-output-available"]  # the decision, and then what it led to
+        assert [kind for old, kind in seen if old] == told
 
     def test_a_listener_hears_of_an_answer_that_goes_on(self, t, till):
         """Whoever has seen an answer end sees it go on, in the same message."""
@@ -120,7 +121,7 @@ class TestWhileItWaits:
             if kinds.count("done") == 2:
                 break
         last = kinds[kinds.index("done") + 1 :]
-        assert last[:3] == ["start", "reset", "snapshot"]
+        assert last[:4] == ["message", "start", "reset", "snapshot"]
         assert "tool-output-available" in last
         assert "text-delta" in last
 
@@ -178,7 +179,7 @@ class TestWhileItWaits:
 
 class TestWithdrawn:
     def test_a_reset(self, t, till):
-        """B28: what waits in a conversation that is cleared waits no more; a late decision is told so."""
+        """What waits in a conversation that is cleared waits no more; a late decision is told so."""
         agent = till.agent()
         t.script(agent, call("pay", {"euros": 5}))
         ask(t, agent)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from think_celery.described import MAX_ERROR, storable
-from think_celery.domain import submissions
+from think_celery.domain import live, submissions
 from think_celery.domain.interactions import Kind, calls_in, fingerprint
 from think_celery.errors import InteractionMismatch, InteractionNotFound, PayloadTooLarge
 from think_celery.ids import AgentRef
@@ -152,6 +152,7 @@ def _decide(
         continuation = None
         if len(waiting) == 1:
             continuation = _go_on(rt, tx, agent, row.message_id, queue)
+        tx.after_commit(lambda: live.tell_of_messages(rt, agent.id, [row.message_id]))
         tx.after_commit(lambda: _log(row, status, continuation))
         return InteractionResult(taken=True, status=status, submission_id=continuation)
 
