@@ -12,6 +12,7 @@ from tests.domain.talk import ABORTED, COMPLETED, ask, calls_of, now, shape
 from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
 from think_celery import AbortController, Think
+from think_celery.chatagent import ChatAgent
 from think_celery.domain import claims, conversation, drafts
 from think_celery.domain.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
 from think_celery.domain.conversation import INTERRUPTED, UNKNOWN_OUTCOME
@@ -22,6 +23,7 @@ from think_celery.protocols import ModelRequest, TextDelta, ToolCallComplete
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import processes
 from think_celery.testing import SimulatedCrash
+from think_celery.turnhooks import TurnConfig
 
 
 @pytest.fixture
@@ -101,7 +103,12 @@ class TestWhileItWaits:
                 break
         new_id = agent.inspect_submission(decided.submission_id).message_id
         assert event.message_id == new_id != asked.message_id
-        told = ["message", "reset", "snapshot", "tool-output-available"]  # the decision, and then what it led to
+        told = [
+            "message",
+            "reset",
+            "snapshot",
+            "tool-output-available",
+        ]  # the decision, and then what it led to
         assert [kind for old, kind in seen if old] == told
 
     def test_a_listener_hears_of_an_answer_that_goes_on(self, t, till):
@@ -580,6 +587,40 @@ class TestContinueLastTurn:
         assert result.text == "I see it."
         assert [m.role for m in model.requests[-1].messages] == ["user", "assistant"]
         transcripts.check(model.requests)
+
+    def test_conditions_count_its_own_steps(self, t, till):
+        """A stop condition is told the steps of the turn that goes on, not those that were there before."""
+        told: list[int] = []
+
+        def stop(steps: Any) -> bool:
+            told.append(len(steps))
+            return len(steps) == 1
+
+        agent = till.agent(before_turn=lambda self, ctx: TurnConfig(stop_when=stop))
+        t.script(agent, *[call("look", {"what": str(n)}) for n in range(3)])
+        ask(t, agent)
+
+        result = agent.continue_last_turn()
+
+        assert (result.status, till.looked, told) == ("completed", ["0", "1"], [1, 1])
+
+    def test_an_agent_with_a_loop_of_its_own(self, t):
+        """It is asked to go on with the conversation that ends in its own answer and the wish to continue."""
+        asked: list[Any] = []
+
+        class OwnLoop(ChatAgent):
+            def on_chat_message(self, ctx: Any) -> str:
+                asked.append(texts(ctx.messages))
+                return f"part {len(asked)}. "
+
+        agent = OwnLoop("a")
+        agent.submit_messages("Go")
+        t.run_until_idle()
+
+        result = agent.continue_last_turn()
+
+        assert (result.status, result.text) == ("completed", "part 1. part 2. ")
+        assert asked[1] == [("user", "Go"), ("assistant", "part 1. "), ("user", CONTINUE)]
 
     def test_an_answer_that_was_cut(self, t, till):
         """FR-49: a cancelled answer goes on exactly where it was cut, in the same step."""

@@ -40,6 +40,7 @@ class Loop:
         self.turn, self.rt, self.agent = turn, turn.rt, agent
         self.failures: int = turn.row.model_attempts
         self.steps: list[StepResult] = []
+        self._first = turn.claim.place.steps_before  # of the steps that are this turn's own
 
     def run(self) -> tuple[Any, Sequence[ToolPart]]:
         """Ask the model until it has answered. Returns a structured turn's output, and the calls that wait."""
@@ -53,6 +54,7 @@ class Loop:
         turn.step = max(0, len(self.steps) - 1)
         waiting = self._execute(found.to_run, self.tools) if found.to_run else []
         if found.to_run:
+            self._first = min(self._first, len(self.steps) - 1)  # an earlier turn's step is over only now
             self._is_over(None)
         continues, complete = found.continues, found.complete and turn.steps > 0
         while not (complete or waiting) and (continues or turn.steps < plan.max_steps):
@@ -292,11 +294,11 @@ class Loop:
 
     def _stops(self) -> bool:
         """Whether the turn ends here because a condition of the user's holds."""
-        if not self.steps:
+        own = self.steps[self._first :]
+        if not own:
             return False
         return any(
-            self.turn.hooks.ask("stop_when", partial(condition, list(self.steps)))
-            for condition in self.conditions
+            self.turn.hooks.ask("stop_when", partial(condition, list(own))) for condition in self.conditions
         )
 
     def _answered(self, final: finals.Final, asked: list[ToolPart], finish: Finish) -> Any:

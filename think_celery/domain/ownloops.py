@@ -65,7 +65,7 @@ class OwnLoop:
             _settle(part, None, conversation.INTERRUPTED)
         if turn.again:
             turn.show_again()
-        if not found.complete:
+        if not (found.complete and turn.steps > 0):
             with closing(self._pieces(final)) as pieces:
                 for piece in pieces:
                     self._take(piece)
