@@ -100,6 +100,7 @@ class TestInATool:
         text = shape(Asked("b").messages[-1])[1][2]
         assert "Asker('a') → Asked('b') → Asker('a')" in text
         assert waits(t.rt) == {}
+        assert len(Asker("a").list_submissions()) == 1  # nothing of the refused call was stored
 
     def test_never_deeper_than_three(self, t):
         """Each turn inside another one takes a part of the stack; from the fourth on another worker has to run it."""
@@ -128,6 +129,8 @@ class TestAtTheSameTime:
         def answer(request):
             if request.messages[-1].role == "assistant":
                 return say("the end")
+            if request.messages[-1].text != "go":
+                return say("yes")
             both.wait(20)
             return call("ask", {"name": "x"})
 

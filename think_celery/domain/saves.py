@@ -31,13 +31,11 @@ def save(
 ) -> SaveMessagesResult:
     """Accept a turn, wait until it has ended, and say how. See ``Think.save_messages``."""
     wait = Wait(rt, agent, CALL, timeout=timeout, signal=signal)
-    helping.refuse_nested(agent, CALL)
-    hook = helping.own_hook(agent.id)
-    if hook is not None:
-        hook.admit()
-    if callable(given):
-        return _by_function(wait, given, queue)
-    return wait.result(_accept(wait, as_messages(given), queue, based_on=None))
+    with wait.declared():  # before anything is stored
+        _admit(agent)
+        if callable(given):
+            return _by_function(wait, given, queue)
+        return wait.result(_accept(wait, as_messages(given), queue, based_on=None))
 
 
 def continue_last(
@@ -51,8 +49,16 @@ def continue_last(
     """Go on with the last answer, wait until that has ended, and say how. See ``Think.continue_last_turn``."""
     call = "continue_last_turn()"
     wait = Wait(rt, agent, call, timeout=timeout, signal=signal)
-    helping.refuse_nested(agent, call)
-    return wait.result(_accept(wait, [], queue, based_on=None, kind="continue"))
+    with wait.declared():
+        _admit(agent)
+        return wait.result(_accept(wait, [], queue, based_on=None, kind="continue"))
+
+
+def _admit(agent: AgentRef) -> None:
+    """Count one more turn that an own hook asks for."""
+    hook = helping.own_hook(agent.id)
+    if hook is not None:
+        hook.admit()
 
 
 def _by_function(wait: Wait, function: MakeMessages, queue: str | None) -> SaveMessagesResult:

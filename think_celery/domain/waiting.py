@@ -82,6 +82,7 @@ class Wait:
         self.rt, self.agent, self.call, self.signal = rt, agent, call, signal
         self.seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
         self._began = rt.clock.elapsed()
+        self._declared = False
 
     @property
     def left(self) -> float | None:
@@ -89,6 +90,21 @@ class Wait:
         if self.seconds is None:
             return None
         return max(0.0, self._began + self.seconds - self.rt.clock.elapsed())
+
+    @contextmanager
+    def declared(self) -> Iterator[None]:
+        """Everybody can see in the block that the turn in hand waits; for calls that store something before they wait.
+
+        Raises:
+            NestedTurn: The turn in hand would wait for itself.
+        """
+        helping.refuse_nested(self.agent, self.call)
+        with helping.waits_for(self.rt, self.agent, self.call):
+            self._declared = True
+            try:
+                yield
+            finally:
+                self._declared = False
 
     # --- the end of a turn ------------------------------------------------------------------------
 
@@ -184,15 +200,11 @@ class Wait:
         found = look()
         if found is not None or self.left == 0:
             return found
-        if nested:
-            with self._watching(submission_id, helps=False) as watch:
-                return self._loop(look, watch, helps=False)
-        helping.refuse_nested(self.agent, self.call)
-        helps = helping.may_help(self.rt, self.agent)
-        with (
-            helping.waits_for(self.rt, self.agent, self.call),
-            self._watching(submission_id, helps=helps) as watch,
-        ):
+        helps = not nested and helping.may_help(self.rt, self.agent)
+        with ExitStack() as stack:
+            if not (nested or self._declared):
+                stack.enter_context(self.declared())
+            watch = stack.enter_context(self._watching(submission_id, helps=helps))
             return self._loop(look, watch, helps=helps)
 
     @contextmanager
