@@ -277,6 +277,69 @@ class TestInAStep:
         assert DESK().list_submissions() == []
 
 
+class TestInAHook:
+    def test_three_turns_that_follow_from_one_another(self, t):
+        """B10: each save in `on_chat_response` returns its answer; the hook is told of that turn afterwards."""
+        told = []
+
+        def on_chat_response(self, result):
+            text = result.message.text
+            inside = self.save_messages(f"after {text}").text if len(told) < 3 else None
+            told.append((text, inside))
+
+        agent = talker(on_chat_response=on_chat_response)("a")
+        t.script("Talker", say("1"), say("2"), say("3"), say("4"))
+
+        assert agent.save_messages("Hi").text == "1"
+        t.run_until_idle()
+
+        assert told == [("1", "2"), ("2", "3"), ("3", "4"), ("4", None)]
+        assert [m.text for m in agent.messages if m.role == "user"] == ["Hi", "after 1", "after 2", "after 3"]
+
+    def test_waiting_for_all_of_its_own_agent(self, t):
+        """B10, B11: what was submitted meanwhile runs inside the hook, and then nothing is left to run."""
+        found = []
+
+        def on_chat_response(self, result):
+            if not found:
+                found.append(None)
+                self.submit_messages("more")
+                last = self.submit_messages("and more")
+                found.append(self.wait_until_stable(timeout=30))
+                found.append(self.wait_for_submission(last.submission_id).status)
+
+        agent = talker(on_chat_response=on_chat_response)("a")
+        t.use_model(FunctionModel(lambda request: say("ok")))
+        agent.save_messages("Hi")
+        t.run_until_idle()
+
+        assert found == [None, True, "completed"]
+
+    def test_another_agent_whose_tool_asks_back(self, t):
+        """The hook holds its agent's line: whoever waits for that agent, and is waited for, is told of the circle."""
+        answers = []
+
+        class Hooked(Asker, name="Hooked"):
+            whom = Asked
+
+            def on_chat_response(self, result):
+                if not answers:
+                    answers.append(None)
+                    answers.append(Asked._bound_to(self._rt, "b").save_messages("go", timeout=30).text)
+
+        kept, Asked.whom = Asked.whom, Hooked
+        t.script("Hooked", say("hooked"))
+        t.script("Asked", call("ask", {"name": "a"}), say("end of b"))
+        try:
+            Hooked("a").save_messages("Hi")
+            t.run_until_idle()
+        finally:
+            Asked.whom = kept
+
+        assert answers == [None, "end of b"]
+        assert "would wait for ever" in shape(Asked("b").messages[-1])[1][2]
+
+
 # --- helpers --------------------------------------------------------------------------------------
 
 

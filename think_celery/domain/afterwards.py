@@ -180,7 +180,7 @@ class Afterwards:
         if not isinstance(claimed, Claim):
             outcome = claimed
         else:
-            with _no_hook():
+            with outside():
                 outcome = turns.run(self.rt, claimed)
         if outcome is not None and outcome.after is not None:
             self._waiting.append(outcome.after)
@@ -209,8 +209,8 @@ class Afterwards:
 
 
 @contextmanager
-def _no_hook() -> Iterator[None]:
-    """The block is a turn's: it is not the hook that asks."""
+def outside() -> Iterator[None]:
+    """The block is a turn's, of this agent or of another: it is not the hook that asks."""
     token = _in_progress.set(None)
     try:
         yield

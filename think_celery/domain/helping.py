@@ -60,7 +60,8 @@ def help_line(rt: Runtime, agent_id: str) -> bool:
         return False
     token = _depth.set(_depth.get() + 1)
     try:
-        return claims.run(rt, head.id).ended
+        with afterwards.outside():
+            return claims.run(rt, head.id).ended
     finally:
         _depth.reset(token)
 
