@@ -14,6 +14,7 @@ from think_celery.domain.waiting import SaveMessagesResult
 from think_celery.domain.waits import Approval, ReceivedEvent
 from think_celery.errors import NonRetryableError, StepError, ThinkError
 from think_celery.messages import UIMessage
+from think_celery.recoveries import Recovery, RecoveryContext, RecoveryLimits
 from think_celery.retries import Retry
 from think_celery.signals import AbortController, AbortSignal
 from think_celery.states import InteractionStatus, SubmissionStatus, WorkflowStatus
@@ -31,6 +32,9 @@ __all__ = [
     "NonRetryableError",
     "PendingInteraction",
     "ReceivedEvent",
+    "Recovery",
+    "RecoveryContext",
+    "RecoveryLimits",
     "Retry",
     "SaveMessagesResult",
     "StepContext",

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from think_celery.agenthandle import check_count
 from think_celery.chatagent import ChatAgent
-from think_celery.protocols import Model
+from think_celery.protocols import Models
 from think_celery.tools import Tool
 from think_celery.turnhooks import (
     ModelStepContext,
@@ -24,13 +24,13 @@ class Think(ChatAgent, abstract=True):
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they
     are called; only turns run in a worker. What is set on the object lives as long as the object.
 
-    ``model`` (an object, or a name such as ``openai/gpt-5-mini``; else the setting ``think_model``) and
-    ``system_prompt`` are what :meth:`get_model` and :meth:`get_system_prompt` answer. ``max_steps`` is how many
+    ``model`` (an object, a name such as ``openai/gpt-5-mini``, or a list of them; else the setting ``think_model``)
+    and ``system_prompt`` are what :meth:`get_model` and :meth:`get_system_prompt` answer. ``max_steps`` is how many
     times the model may be asked in one turn. ``queue`` is the Celery queue of its turns, else ``think_queue``.
     ``agent_class`` is the name that rows carry.
     """
 
-    model: ClassVar[str | Model | None] = None
+    model: ClassVar[Models] = None
     system_prompt: ClassVar[str | None] = None
     max_steps: int = 10
     _has_loop: ClassVar[bool] = True
@@ -51,10 +51,11 @@ class Think(ChatAgent, abstract=True):
 
     # --- what a turn asks of you ------------------------------------------------------------------
 
-    def get_model(self) -> str | Model | None:
-        """The model of the next turn: an object, or a name such as ``openai/gpt-5-mini``.
+    def get_model(self) -> Models:
+        """The model of the next turn: an object, or a name such as ``openai/gpt-5-mini``; or a list of them.
 
-        ``None`` falls back to the setting ``think_model``.
+        Of a list, the next one is asked when a request to the one before fails for good before anything came of its
+        answer. ``None`` falls back to the setting ``think_model``.
         """
         return self.model
 

@@ -77,14 +77,24 @@ class AgentTurns(AgentHandle, abstract=True):
         rows = submissions.find(self._rt, self._ref, status=status, limit=limit)
         return [as_submission(self._rt, row) for row in rows]
 
-    def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
+    def cancel_submission(
+        self, submission_id: str, reason: str | None = None, *, if_interrupted: bool = False
+    ) -> bool:
         """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is.
 
         Works from any process. The worker of a running one stops within a second; its partial text is kept.
+
+        Args:
+            submission_id: Which one.
+            reason: Kept as the submission's error.
+            if_interrupted: Store the intent alone, and say whether it was stored. A worker goes on with the turn; when
+                it is interrupted, by a crash or a deploy, nobody takes it up again: it ends as aborted with what there
+                is, unless :meth:`on_chat_recovery`, which reads the intent, decides otherwise.
         """
         if self.inspect_submission(submission_id) is None:
             return False
-        return submissions.cancel_by_id(self._rt, submission_id, reason)
+        cancel = submissions.intend_to_cancel if if_interrupted else submissions.cancel_by_id
+        return cancel(self._rt, submission_id, reason)
 
     def delete_submission(self, submission_id: str) -> bool:
         """Delete an ended submission, and say whether there was one. The transcript keeps its messages.

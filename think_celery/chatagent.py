@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from think_celery.agenthandle import check_count
 from think_celery.agentinteractions import AgentInteractions
 from think_celery.agentmessages import AgentMessages
+from think_celery.agentrecovery import AgentRecovery
 from think_celery.agentturns import AgentTurns
 from think_celery.agentwaiting import AgentWaiting
 from think_celery.agentworkflows import AgentWorkflows
@@ -20,7 +21,9 @@ from think_celery.turnhooks import (
 )
 
 
-class ChatAgent(AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, AgentWorkflows, abstract=True):
+class ChatAgent(
+    AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, AgentRecovery, AgentWorkflows, abstract=True
+):
     """An agent with a loop of your own: subclass it, write :meth:`on_chat_message`, name one with ``Helper("a")``.
 
     Making the object is free: it is a handle on rows. Your own methods are plain methods and run where they

@@ -61,6 +61,7 @@ The tree::
     ├── CallTimeout                  a tool or step function did not return in time
     │   └── StepTimeout              …a step's attempt
     ├── TooManyAttempts              the work died each time it was tried
+    ├── NoProgress                   an interrupted turn got nowhere for too long
     ├── LeaseLost                    another worker owns this work now
     ├── InsideTransaction            a call that waits, inside the caller's open transaction
     └── TaskFailed                   what a Celery task raises for a row that ended in error
@@ -807,7 +808,7 @@ class StepTimeout(CallTimeout):
 
 
 class TooManyAttempts(ThinkError):
-    """Each worker that took this work died in it."""
+    """Each worker that took this work died in it, or was stopped."""
 
     def __init__(self, what: str, attempts: int) -> None:
         super().__init__(what, attempts)
@@ -815,8 +816,23 @@ class TooManyAttempts(ThinkError):
 
     def __str__(self) -> str:
         return (
-            f"{self.what} was started {self.attempts} times and never came to an orderly end (the worker was killed, "
-            "ran out of memory, or lost its lease), so it was ended. See the workers' logs from those times."
+            f"{self.what} was started {self.attempts} times and got nowhere (the worker was killed, ran out of memory, "
+            "lost its lease or was told to stop), so it was ended. See the workers' logs from those times."
+        )
+
+
+class NoProgress(ThinkError):
+    """A turn was found interrupted, and had got nowhere for longer than its class's ``chat_recovery`` allows."""
+
+    def __init__(self, what: str, seconds: float, longest: float) -> None:
+        super().__init__(what, seconds, longest)
+        self.what, self.seconds, self.longest = what, seconds, longest
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was interrupted, and its last progress lies {self.seconds:.0f} s back; its class gives up "
+            f"after {self.longest:g} s (chat_recovery, max_time), so it was ended. See the workers' logs for what "
+            "interrupted it, or allow more time."
         )
 
 

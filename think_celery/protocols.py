@@ -204,6 +204,10 @@ class ChecksTools(Protocol):
         """
 
 
+Models = str | Model | Sequence[str | Model] | None
+"""What an agent names: one model, or several in the order in which they are asked when one fails for good."""
+
+
 # --- agents and workflows as the domain sees them -------------------------------------------------
 
 
@@ -220,8 +224,8 @@ class AgentHooks(Protocol):
     def on_chat_message(self, ctx: Any) -> Any:
         """The answer, of an agent with a loop of its own."""
 
-    def get_model(self) -> "str | Model | None":
-        """The model, or its name such as ``openai/gpt-5``; ``None`` means the setting ``think_model``."""
+    def get_model(self) -> Models:
+        """The model, or its name such as ``openai/gpt-5``, or several; ``None`` means ``think_model``."""
 
     def get_system_prompt(self) -> str | None:
         """The system prompt."""
@@ -337,6 +341,7 @@ __all__ = [
     "ModelEvent",
     "ModelRequest",
     "ModelTimeouts",
+    "Models",
     "Page",
     "ProviderMetadata",
     "ReasoningDelta",

@@ -1,7 +1,7 @@
 """The toolbox that every rule gets as its first argument, and the classes that users have defined."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -73,10 +73,9 @@ class Runtime:
     ``knock`` tells the broker of work; it never raises. ``sentinel`` notices that the broker has lost what it
     was told; not every broker can have one. ``failpoint`` is called at the named points
     where tests kill a worker. ``threads`` says that tools and step functions run in helper threads.
-    ``stand_in`` gives, in tests, the model that an agent class asks instead of its own.
-    ``takes`` says whether a worker in this process consumes the queue of a message, ``in_task`` whether the caller is a
-    task of it. ``meanwhile`` is, in tests, what a call that waits does: the work of the workers, for so many seconds at
-    most.
+    ``stand_in`` gives, in tests, the model (or several) that an agent class asks instead of its own. ``takes`` says
+    whether a worker in this process consumes the queue of a message, ``in_task`` whether the caller is a task of it.
+    ``meanwhile`` is, in tests, what a call that waits does: the work of the workers, for so many seconds at most.
     """
 
     settings: Settings
@@ -88,7 +87,7 @@ class Runtime:
     sentinel: Sentinel | None = None
     failpoint: Callable[[str], None] = _nothing
     threads: bool = True
-    stand_in: Callable[[str], Model] | None = None
+    stand_in: Callable[[str], Model | Sequence[Model]] | None = None
     takes: Callable[[Knock], bool] = _no
     in_task: Callable[[], bool] = _no
     meanwhile: Callable[[float | None], None] | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any, get_origin
 from weakref import WeakKeyDictionary
 
@@ -81,18 +82,37 @@ def _output_schema(output: Any) -> dict[str, Any]:
 def check_answer(schema: JsonSchema, arguments_text: str | None) -> tuple[Any, list[str]]:
     """Read a model's final answer, and say what of it does not fit *schema*.
 
-    The value is plain JSON, to be stored and given to :func:`validate_output` later. A number for a decimal
+    A fence (```` ```json ````) around the whole text is no part of it. The value is plain JSON, to be stored and given
+    to :func:`validate_output` later. A number for a decimal
     has become a string of the same digits. With problems, each of which names its path, the value is what
     could be read.
     """
     if arguments_text is None or not arguments_text.strip():
         return {}, schema_problems(schema, {})
     try:
-        value = read_json(arguments_text, schema)
+        text, value = _read_answer(arguments_text, schema)
     except ValueError as error:
         return None, [f"{path_text(())}: it is not valid JSON: {error}"]
     # As numbers, for bounds do not hold for the strings that some of them have become.
-    return value, schema_problems(schema, read_json(arguments_text))
+    return value, schema_problems(schema, read_json(text))
+
+
+_FENCED = re.compile(r"\s*```[A-Za-z0-9_+-]*\s*(.*?)\s*```\s*", re.DOTALL)
+
+
+def _read_answer(text: str, schema: JsonSchema) -> tuple[str, Any]:
+    """The JSON text of an answer and its value: the text itself, or else what one fence around all of it holds.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    try:
+        return text, read_json(text, schema)
+    except ValueError:
+        fenced = _FENCED.fullmatch(text)
+        if fenced is None:
+            raise
+        return fenced[1], read_json(fenced[1], schema)
 
 
 def validate_output(output: Any, value: Any) -> Any:

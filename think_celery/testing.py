@@ -15,7 +15,7 @@ import math
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -87,13 +87,17 @@ class ThinkTest:
     """A runtime under a test's control. See :func:`think_test`."""
 
     def __init__(
-        self, rt: Runtime, clock: FakeClock, knocks: deque[Knock], model: Model | None = None
+        self,
+        rt: Runtime,
+        clock: FakeClock,
+        knocks: deque[Knock],
+        model: Model | Sequence[Model] | None = None,
     ) -> None:
         self.rt, self.clock, self._knocks = rt, clock, knocks
         self.crashes: list[str] = []
         """The points at which the worker was made to crash, in order."""
         self._crash_points: list[str] = []
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, Model | Sequence[Model]] = {}
         self._default_model = model
         rt.failpoint, rt.stand_in = self._failpoint, self._model_for
         rt.takes, rt.meanwhile = lambda knock: True, self._meanwhile
@@ -107,14 +111,14 @@ class ThinkTest:
         self._models[agent if isinstance(agent, str) else agent.agent_class] = model
         return model
 
-    def use_model(self, model: Model, agent: type[Think] | str | None = None) -> None:
-        """Let agents of this class (without one: all that have no script) ask this model."""
+    def use_model(self, model: Model | Sequence[Model], agent: type[Think] | str | None = None) -> None:
+        """Let agents of this class (without one: all without a script) ask this model, or these one after the other."""
         if agent is None:
             self._default_model = model
         else:
             self._models[agent if isinstance(agent, str) else agent.agent_class] = model
 
-    def _model_for(self, agent_class: str) -> Model:
+    def _model_for(self, agent_class: str) -> Model | Sequence[Model]:
         model = self._models.get(agent_class) or self._default_model
         if model is None:
             raise NoModel(
@@ -287,7 +291,7 @@ def _fresh_database(folder: Path) -> str:
 
 @contextmanager
 def think_test(
-    model: Model | None = None,
+    model: Model | Sequence[Model] | None = None,
     *,
     settings: Settings | None = None,
     database_url: str | None = None,
@@ -297,7 +301,7 @@ def think_test(
     Tools, steps and hooks run in the calling thread. Requests to real models are refused.
 
     Args:
-        model: The model of every agent that has no script of its own.
+        model: The model of every agent that has no script of its own; or a list, asked one after the other.
         settings: Other settings than the defaults.
         database_url: A migrated database to use instead of a temporary SQLite file.
     """

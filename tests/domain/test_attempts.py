@@ -7,7 +7,7 @@ from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, die, echo, news, prompt, row, said
 from think_celery import tool
-from think_celery.domain import claims, recovery, turns
+from think_celery.domain import claims, recovery, takeover, turns
 from think_celery.errors import ModelError
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.signals import AbortController
@@ -160,7 +160,7 @@ class TestOrderlyEnds:
         """``takeovers`` only grows; a row that goes round in circles ends at 100."""
         t.use_model(echo())
         submit()
-        change(t.rt, update(tables.submissions).values(takeovers=claims.MAX_TAKEOVERS - 1))
+        change(t.rt, update(tables.submissions).values(takeovers=takeover.MAX_TAKEOVERS - 1))
         t.rt.stopping.abort("the worker stops")
 
         last = claims.run(t.rt, "s").word

@@ -110,6 +110,7 @@ class TestLoop:
             "usage": {"input_tokens": 11, "output_tokens": 22, "total_tokens": 33},
             "finish_reason": "other",
             "raw_finish_reason": "end_turn",
+            "model": "function",
         }
 
     def test_frames_come_in_order_and_done_is_the_last(self, quick):

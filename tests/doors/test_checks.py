@@ -14,7 +14,7 @@ from think_celery.cli import checks
 from think_celery.cli.checks import Finding
 from think_celery.cli.common import Given
 from think_celery.clock import SystemClock
-from think_celery.domain import advance, claims, health, tick
+from think_celery.domain import advance, claims, health, takeover, tick
 from think_celery.ids import WorkflowRef
 from think_celery.inspection import Worker, Workers
 from think_celery.store import heads, submissions, tables
@@ -339,7 +339,7 @@ class TestWhatNeedsSomebody:
         found = []
         for less in (1, 0):
             for table, most in (
-                (tables.submissions, claims.MAX_TAKEOVERS),
+                (tables.submissions, takeover.MAX_TAKEOVERS),
                 (tables.workflows, advance.MAX_TAKEOVERS),
             ):
                 change(t.rt, update(table).values(takeovers=most // 2 - less))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from think_celery.cli.common import Given
 from think_celery.clock import Clock
-from think_celery.domain import advance, claims, knocks
+from think_celery.domain import advance, knocks, takeover
 from think_celery.ids import WorkflowRef
 from think_celery.inspection import Worker, Workers
 from think_celery.store import health as rows
@@ -234,13 +234,13 @@ def dying(db: Database, most: int) -> list[Finding]:
     limit = SHOWN + 1
     turns, runs = db.read(
         lambda tx: (
-            rows.dying_turns(tx, MANY_ATTEMPTS, claims.MAX_TAKEOVERS // 2, limit),
+            rows.dying_turns(tx, MANY_ATTEMPTS, takeover.MAX_TAKEOVERS // 2, limit),
             rows.dying_runs(tx, MANY_ATTEMPTS, advance.MAX_TAKEOVERS // 2, limit),
         )
     )
     told = [
         _restless(
-            f"Submission {row.id} of {row.agent_class}({row.agent_name!r})", row, most, claims.MAX_TAKEOVERS
+            f"Submission {row.id} of {row.agent_class}({row.agent_name!r})", row, most, takeover.MAX_TAKEOVERS
         )
         for row in turns
     ]

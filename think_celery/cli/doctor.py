@@ -22,6 +22,7 @@ from think_celery.cli.common import (
 )
 from think_celery.cli.diagnosis import Diagnosis, checked, reach
 from think_celery.clock import SystemClock
+from think_celery.domain.lineup import in_order
 from think_celery.domain.modelcheck import check_model
 from think_celery.errors import ModelError, ThinkError
 from think_celery.memory import default_to_memory
@@ -122,7 +123,8 @@ def _look_at_classes(settings: Settings) -> list[Finding]:
         try:
             cls = agent_classes.get(name)
             if cls.get_model is Think.get_model:
-                providers.of_settings(cls.model or settings.model, settings)
+                for each in in_order(cls.model or settings.model):
+                    providers.of_settings(each, settings)
         except ThinkError as error:
             faulty.setdefault(str(error), []).append(name)
     if not agent_classes.names():

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from think_celery.domain import afterwards, continuations, conversation, lines, turns
+from think_celery.domain import afterwards, continuations, conversation, lines, takeover, turns
 from think_celery.domain.claimed import Claim
 from think_celery.domain.outcomes import Ended, Outcome, Word
 from think_celery.errors import (
@@ -11,7 +11,6 @@ from think_celery.errors import (
     InvalidMessage,
     NothingToAnswer,
     ThinkError,
-    TooManyAttempts,
     UnreadableValue,
 )
 from think_celery.ids import AgentRef, new_id
@@ -28,8 +27,6 @@ from think_celery.store.leases import Lease, fence
 from think_celery.store.tables import UNPLACED
 
 logger = logging.getLogger("think_celery.submissions")
-
-MAX_TAKEOVERS = 100
 
 
 def run(rt: Runtime, submission_id: str) -> Outcome:
@@ -191,9 +188,8 @@ def _has_moved(tx: Tx, row: Any) -> bool:
 
 def _unfit(rt: Runtime, tx: Tx, agent: AgentRef, row: Any) -> ThinkError | None:
     """Append the submitted messages, once; returns why there can be no answer, if there can't."""
-    if row.attempts >= rt.settings.max_attempts or row.takeovers >= MAX_TAKEOVERS:
-        times = row.takeovers if row.attempts < rt.settings.max_attempts else row.attempts
-        return TooManyAttempts(f"Submission {row.id!r}", times)
+    if (why := takeover.given_up(rt, row)) is not None:
+        return why
     if row.applied_at is not None or row.kind == "continue":
         return None
     try:

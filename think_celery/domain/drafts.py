@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from think_celery.domain import conversation, interactions, lines
+from think_celery.domain import conversation, interactions, lines, outputs
 from think_celery.domain.answers import Answer
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
-from think_celery.errors import LeaseLost
-from think_celery.messages import ToolPart, UIMessage, dump_parts, load_parts
-from think_celery.protocols import Finish
+from think_celery.errors import InvalidFinalAnswer, LeaseLost, NoFinalAnswer
+from think_celery.messages import Part, ToolPart, UIMessage, dump_parts, load_parts
+from think_celery.protocols import Finish, ToolCallComplete
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines as line_rows
@@ -57,7 +57,25 @@ class Draft:
     @property
     def says_something(self) -> bool:
         """Whether there is anything to store."""
-        return conversation.says_something(self.answer.so_far())
+        return conversation.says_something(self.answer.so_far()) or outputs.KEPT in self.metadata
+
+    @property
+    def refused(self) -> list[outputs.Refused]:
+        """The final answers that were refused so far."""
+        return outputs.refused_in(self.metadata)
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the final answer of the last step was."""
+        return outputs.was_refused(self.refused, self.answer.steps)
+
+    def refuse(self, error: NoFinalAnswer | InvalidFinalAnswer, given: ToolCallComplete | None) -> None:
+        """Note that the final answer of the last step was refused."""
+        outputs.keep(self.metadata, self.answer.steps, error, given)
+
+    def take_up(self, parts: list[Part]) -> None:
+        """Go on with these parts of an interrupted answer."""
+        self.answer.parts = outputs.with_steps(parts, self.refused)
 
     def load(self) -> None:
         """Take up what an earlier worker stored of this message."""
@@ -70,8 +88,10 @@ class Draft:
             self.answer.parts = load_parts(stored.parts)
             self.metadata = dict(stored.metadata or {})
 
-    def note(self, finish: Finish) -> None:
-        """Keep what a finished model step cost, and why it ended."""
+    def note(self, finish: Finish, model: str | None = None) -> None:
+        """Keep what a finished model step cost, why it ended, and which model made it, if one of ours did."""
+        if model is not None:
+            self.metadata["model"] = model
         usage = self.metadata.setdefault("usage", {})
         for name in COUNTED:
             usage[name] = usage.get(name, 0) + getattr(finish.usage, name)
@@ -95,7 +115,9 @@ class Draft:
             fence(tx, self._hold.lease)
             return change(tx)
 
-        return patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
+        written = patiently(self._rt, self._hold, lambda: self._rt.db.transact(work))
+        self._hold.heard()
+        return written
 
     def write_last(self, change: Callable[[Tx], T]) -> T:
         """The same with the turn's last change: it gives the line back, which is the fence, too.

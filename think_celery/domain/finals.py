@@ -4,8 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from think_celery.errors import InvalidFinalAnswer
-from think_celery.protocols import FINAL_ANSWER, ForcedTool, JsonSchema, ToolChoice, ToolSpec
+from think_celery.errors import InvalidFinalAnswer, NoFinalAnswer
+from think_celery.protocols import (
+    FINAL_ANSWER,
+    ForcedTool,
+    JsonSchema,
+    ToolCallComplete,
+    ToolChoice,
+    ToolSpec,
+)
 from think_celery.schemas import check_answer
 
 DESCRIPTION = (
@@ -16,21 +23,20 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The final-answer tool of one turn: its name there, and the schema of the answer."""
+    """The final-answer tool of one turn: its name there, the schema of the answer, and how often it may be refused."""
 
     name: str
     schema: JsonSchema
+    retries: int = 0
 
-    def check(self, arguments: str) -> Any:
-        """The answer in these arguments.
-
-        Raises:
-            InvalidFinalAnswer: It does not fit the schema. It is never repaired.
-        """
-        answer, problems = check_answer(self.schema, arguments)
-        if problems:
-            raise InvalidFinalAnswer(problems)
-        return answer
+    def look_at(
+        self, given: ToolCallComplete | None
+    ) -> tuple[Any, NoFinalAnswer | InvalidFinalAnswer | None]:
+        """The answer in this call, or what is wrong with it. It is never repaired."""
+        if given is None:
+            return None, NoFinalAnswer(self.name)
+        answer, problems = check_answer(self.schema, given.arguments)
+        return (None, InvalidFinalAnswer(problems)) if problems else (answer, None)
 
 
 def for_turn(structure: Mapping[str, Any] | None, tools: Mapping[str, object]) -> Final | None:
@@ -41,7 +47,7 @@ def for_turn(structure: Mapping[str, Any] | None, tools: Mapping[str, object]) -
     while name in tools:
         number += 1
         name = f"{FINAL_ANSWER}_{number}"
-    return Final(name, structure["schema"])
+    return Final(name, structure["schema"], structure.get("output_retries") or 0)
 
 
 def offer(

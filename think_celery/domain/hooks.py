@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from think_celery import providers
 from think_celery.domain import calls
 from think_celery.domain.leases import LET_GO_SECONDS, Hold
+from think_celery.domain.lineup import Lineup
 from think_celery.errors import InvalidValue, ModelAborted
 from think_celery.logs import trace_of
-from think_celery.protocols import AgentHooks, Model
+from think_celery.protocols import AgentHooks, Model, Models
 from think_celery.runtime import Runtime
 from think_celery.tools import Tool, as_tools, tools_of
 
@@ -103,26 +103,38 @@ class Hooks:
         return calls.attempt(self._rt, function, timeout=left, signal=signal, helper=helper)
 
 
-def resolve(rt: Runtime, agent_class: str, given: str | Model | None) -> Model:
-    """The model that is meant; in tests, what stands in for one that is only named.
+def resolve(rt: Runtime, agent_class: str, given: Models, position: int = 0) -> Lineup:
+    """The models that are meant, in order; in tests, what stands in for those that are only named.
 
     Raises:
-        NoModel: None was named, or its name can't be resolved.
+        NoModel: None was named, or the name of the first can't be resolved.
     """
     if rt.stand_in is not None and (given is None or isinstance(given, str)):
-        return rt.stand_in(agent_class)
-    return providers.of_settings(given or rt.settings.model, rt.settings)
+        given = rt.stand_in(agent_class)
+    models = Lineup(rt, given or rt.settings.model, position)
+    _ = models.model
+    return models
 
 
-def model_of(rt: Runtime, agent: AgentHooks, hooks: Hooks | None = None) -> Model:
-    """The model object that the agent's next turn asks.
+def models_of(rt: Runtime, agent: AgentHooks, hooks: Hooks | None = None, position: int = 0) -> Lineup:
+    """The models that the agent's next turn asks, from that position on.
+
+    Raises:
+        NoModel: None was named, or the name of the first can't be resolved.
+    """
+    if rt.stand_in is not None:
+        return resolve(rt, agent.agent_class, rt.stand_in(agent.agent_class), position)
+    given = agent.get_model() if hooks is None else hooks.decide("get_model")
+    return resolve(rt, agent.agent_class, given, position)
+
+
+def model_of(rt: Runtime, agent: AgentHooks) -> Model:
+    """The model that the agent's next turn asks first.
 
     Raises:
         NoModel: None was named, or its name can't be resolved.
     """
-    if rt.stand_in is not None:
-        return rt.stand_in(agent.agent_class)
-    return resolve(rt, agent.agent_class, agent.get_model() if hooks is None else hooks.decide("get_model"))
+    return models_of(rt, agent).model
 
 
 def all_tools(agent: AgentHooks, hooks: Hooks | None = None) -> Sequence[Tool]:

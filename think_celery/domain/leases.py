@@ -8,6 +8,7 @@ and what it has to tell them is handed to their thread.
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -52,9 +53,12 @@ class Hold:
     deadline: float
     outlives: bool = False
     controller: AbortController = field(default_factory=AbortController)
+    stall_seconds: float | None = None
+    stalls_at: float = math.inf
     lost: bool = False
     cancelled: bool = False
     overdue: bool = False
+    stalled: bool = False
 
     @property
     def signal(self) -> AbortSignal:
@@ -94,6 +98,16 @@ class Hold:
         """Note that the deadline has passed."""
         self.overdue = True
         self.controller.abort("deadline")
+
+    def stall(self) -> None:
+        """Note that nothing has been heard from the work for too long."""
+        self.stalled = True
+        self.controller.abort("stalled")
+
+    def heard(self, pause: float = 0.0) -> None:
+        """Note that the work gets on; it will now be silent for *pause* seconds, and that is no stall."""
+        if self.stall_seconds is not None and not self.stalled:
+            self.stalls_at = self.monitor.rt.clock.elapsed() + pause + self.stall_seconds
 
     def extend(self, seconds: float) -> None:
         """Move the deadline to that many seconds from now."""
@@ -221,17 +235,27 @@ class Monitor:
     def _look_at_deadlines(self, holds: list[Hold]) -> Iterator[native.Call]:
         now = self.rt.clock.elapsed()
         for hold in holds:
-            if now < hold.deadline or (hold.lost and not (hold.overdue or hold.outlives)):
-                continue
-            yield hold.expire
-            if now >= hold.deadline + LET_GO_SECONDS:
-                yield partial(self._let_go, hold)
+            if now >= hold.deadline and (hold.overdue or hold.outlives or not hold.lost):
+                yield hold.expire
+                if now >= hold.deadline + LET_GO_SECONDS:
+                    yield partial(self._let_go, hold)
+            elif now >= hold.stalls_at and (hold.stalled or not hold.lost):
+                yield hold.stall
+                if now >= hold.stalls_at + LET_GO_SECONDS:
+                    yield partial(self._leave, hold)
 
     def _let_go(self, hold: Hold) -> None:
         if not hold.lost:
             logger.error("%s ignored its deadline; its lease is given up", hold.lease)
         hold.lose()
         self._release(hold.lease, recovery.let_go)
+
+    def _leave(self, hold: Hold) -> None:
+        """Let others take up work that stalled here and does not even answer its signal."""
+        if not hold.lost:
+            logger.error("%s stalled and does not stop; its lease is given up", hold.lease)
+        hold.lose()
+        self._release(hold.lease, recovery.hand_back)
 
     def _release(self, lease: Lease, how: "Callable[[Runtime, Lease], None]", why: str = "") -> None:
         """Give up a lease beside the beat, which must not wait for anybody's lock. The next beat tries again."""
@@ -268,13 +292,28 @@ class Monitor:
 
     @contextlib.contextmanager
     def hold(
-        self, lease: Lease, *, submission_id: str | None = None, seconds: float, outlives: bool = False
+        self,
+        lease: Lease,
+        *,
+        submission_id: str | None = None,
+        seconds: float,
+        stall: float | None = None,
+        outlives: bool = False,
     ) -> Iterator[Hold]:
-        """Watch over a lease that was just taken, until the block ends. *seconds* is its deadline."""
+        """Watch over a lease that was just taken, until the block ends.
+
+        *seconds* is its deadline; *stall* how long nothing may be heard from the work (see ``Hold.heard``).
+        """
         deadline = self.rt.clock.elapsed() + seconds
         held = Hold(
-            lease=lease, monitor=self, submission_id=submission_id, deadline=deadline, outlives=outlives
+            lease=lease,
+            monitor=self,
+            submission_id=submission_id,
+            deadline=deadline,
+            outlives=outlives,
+            stall_seconds=stall,
         )
+        held.heard()
         with self._lock:
             self._holds.append(held)
         try:

@@ -1,36 +1,26 @@
 """The loop of a turn: model, tools, model, … up to the answer. It is the only way to the model."""
 
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from think_celery.domain import continuations, finals, hooks, recovery, requests
+from think_celery.domain.attempts import Attempts
 from think_celery.domain.drafts import Draft
+from think_celery.domain.lineup import Lineup
 from think_celery.domain.live import Broadcast
 from think_celery.domain.patience import patiently
 from think_celery.domain.requests import Plan
 from think_celery.domain.toolcalls import Scene, execute
-from think_celery.domain.turnstate import PutBack, TurnState, last_step, steps_of
+from think_celery.domain.turnstate import TurnState, last_step, steps_of
 from think_celery.errors import ModelAborted, ModelError, NoFinalAnswer, NoModel
 from think_celery.messages import ToolPart, UIMessage, dump_parts
 from think_celery.protocols import AgentHooks, Finish, Model, ModelRequest
-from think_celery.retries import Retry, jittered
-from think_celery.store import submissions
-from think_celery.store.database import Tx
 from think_celery.tools import Tool, as_tools
 from think_celery.turnhooks import ModelStepContext, StepConfig, StepResult, TurnConfig, TurnContext
 
 logger = logging.getLogger("think_celery.turns")
-
-LONGEST_WAIT_SECONDS = 30.0
-"""A longer wait for the model frees the worker."""
-
-LONGEST_PARK_SECONDS = 86_400.0
-"""No wish of a provider is granted beyond this."""
-
-MODEL_RETRY = Retry(delay=1, backoff="exponential", max_delay=60)
 
 
 class Loop:
@@ -38,33 +28,37 @@ class Loop:
 
     def __init__(self, turn: TurnState, agent: AgentHooks) -> None:
         self.turn, self.rt, self.agent = turn, turn.rt, agent
-        self.failures: int = turn.row.model_attempts
         self.steps: list[StepResult] = []
         self._first = turn.claim.place.steps_before  # of the steps that are this turn's own
+        self.output: Any = None
+        self._said = False
 
     def run(self) -> tuple[Any, Sequence[ToolPart]]:
         """Ask the model until it has answered. Returns a structured turn's output, and the calls that wait."""
         self._prepare()
         turn, plan = self.turn, self.plan
         found = recovery.decide(turn.answer.parts, self._may_repeat)
-        turn.answer.parts = found.parts
+        turn.draft.take_up(found.parts)
         if turn.again:
             turn.show_again()
-        self.steps = steps_of(turn.about, found.parts)
+        self.steps = steps_of(turn.about, turn.answer.parts)
         turn.step = max(0, len(self.steps) - 1)
         waiting = self._execute(found.to_run, self.tools) if found.to_run else []
         if found.to_run:
             self._first = min(self._first, len(self.steps) - 1)  # an earlier turn's step is over only now
             self._is_over(None)
-        continues, complete = found.continues, found.complete and turn.steps > 0
+        continues = found.continues
+        complete = found.complete and turn.steps > 0 and not turn.draft.was_refused
         while not (complete or waiting) and (continues or turn.steps < plan.max_steps):
             turn.safe_point()
             if not continues and self._stops():
                 break
             finish, asked, tools = self._step(continues)
             continues = False
-            if turn.answer.final is not None and self.final is not None:
-                return self._answered(self.final, asked, finish), ()
+            if self.final is not None and (turn.answer.final is not None or not asked):
+                if self._answered(self.final, asked, finish):
+                    return self.output, ()
+                continue
             if asked:
                 waiting = self._execute(asked, tools)
             self._is_over(finish)
@@ -88,7 +82,7 @@ class Loop:
             turn.answer.parts = continuations.resumed(turn.answer.parts, self.approved, place.steps_before)
         elif place.continues is not None:
             self._finish_calls_of(place.continues)
-        self.model, no_model = self._own_model()
+        self.models, no_model = self._own_models()
         system, transcript = asking.decide("get_system_prompt"), turn.history()
         max_steps = structure.get("max_steps") or self.agent.max_steps
         config = self._before_turn(system, transcript, tools, max_steps)
@@ -97,12 +91,14 @@ class Loop:
         self.final = finals.for_turn(turn.row.structure, self.tools)  # a further tool may have its name
         turn.answer.hidden = None if self.final is None else self.final.name
         if config.model is not None:
-            self.model = hooks.resolve(self.rt, self.agent.agent_class, config.model)
-        if self.model is None:
+            self.models = hooks.resolve(
+                self.rt, self.agent.agent_class, config.model, turn.row.model_position
+            )
+        if self.models is None:
             raise no_model or NoModel(None, "no model was named")
+        self.attempts = Attempts(self.rt, turn.hold, turn.draft, self.models, turn.row, turn.stop.signal)
         self.conditions = config.conditions
         self.plan = Plan(
-            model=self.model,
             system=system if config.system is None else config.system,
             transcript=transcript if config.messages is None else config.messages,
             offered=self._offered(config, tools),
@@ -117,10 +113,11 @@ class Loop:
             nudge=continuations.nudge(place),
         )
 
-    def _own_model(self) -> tuple[Model | None, NoModel | None]:
-        """The agent's own model, if there is one: ``before_turn`` may name another."""
+    def _own_models(self) -> tuple[Lineup | None, NoModel | None]:
+        """The agent's own models, if there are any: ``before_turn`` may name others."""
         try:
-            return hooks.model_of(self.rt, self.agent, self.turn.hooks), None
+            position = self.turn.row.model_position
+            return hooks.models_of(self.rt, self.agent, self.turn.hooks, position), None
         except NoModel as error:
             return None, error
 
@@ -130,7 +127,7 @@ class Loop:
         if not self.turn.hooks.has("before_turn"):
             return TurnConfig()
         told = TurnContext(
-            model=self.model,
+            model=None if self.models is None else self.models.model,
             system=system,
             messages=transcript,
             tools=tools,
@@ -180,10 +177,14 @@ class Loop:
         """One model step, with as many attempts as the settings allow: its end, its calls, and the tools it has."""
         turn = self.turn
         turn.step = max(0, turn.answer.steps - 1) if continues else turn.answer.steps  # in the whole answer
-        request = requests.next_request(self.plan, turn.answer, turn.claim.message_id, continues=continues)
-        model, request = self._before_step(request)
+        message_id, refused = turn.claim.message_id, turn.draft.refused
+        request = requests.next_request(
+            self.plan, turn.answer, message_id, continues=continues, refused=refused
+        )
+        chosen, request = self._before_step(request)
         while True:
             turn.live.put(*turn.answer.begin_step(continues=continues))
+            model = chosen or self.attempts.model
             try:
                 finish = self._stream(model, request)
                 break
@@ -191,22 +192,23 @@ class Loop:
                 raise
             except ModelError as error:
                 turn.rewind()
-                self._wait_after(error)
-        turn.draft.note(finish)
+                self.attempts.after(error, last=self._said or chosen is not None)
+        turn.draft.note(finish, model.name)
         asked = turn.answer.end_step()
-        self.failures = 0
+        self.attempts.failures = 0
         turn.live.put({"type": "finish-step", "finishReason": finish.reason})
         offered = {spec.name for spec in request.tools}
         return finish, asked, {name: tool for name, tool in self.tools.items() if name in offered}
 
-    def _before_step(self, request: ModelRequest) -> tuple[Model, ModelRequest]:
-        turn, model = self.turn, self.plan.model
+    def _before_step(self, request: ModelRequest) -> tuple[Model | None, ModelRequest]:
+        """The request as ``before_step`` wants it, and the model, if it names one for this step alone."""
+        turn = self.turn
         if not turn.hooks.has("before_step"):
-            return model, request
+            return None, request
         told = ModelStepContext(
             step=turn.step,
             steps=list(self.steps),
-            model=model,
+            model=self.attempts.model,
             system=request.system,
             messages=request.messages,
             tools=request.tools,
@@ -215,10 +217,10 @@ class Loop:
         )
         config = turn.hooks.config("before_step", StepConfig, told)
         if config is None:
-            return model, request
-        agent_class = self.agent.agent_class
+            return None, request
+        agent_class, model = self.agent.agent_class, None
         if config.model is not None:
-            model = hooks.resolve(self.rt, agent_class, config.model)
+            model = hooks.resolve(self.rt, agent_class, config.model).model
         final = None if self.final is None else self.final.name
         return model, requests.changed(request, config, f"{agent_class}.before_step", final)
 
@@ -226,9 +228,11 @@ class Loop:
         turn = self.turn
         patiently(self.rt, turn.hold, turn.hold.check)
         self.rt.failpoint("turn:before-model")
+        self._said = False
         events = model.stream(request, turn.stop.signal)
         try:
             for event in events:
+                self._said = True
                 if isinstance(event, Finish):
                     return event
                 if turn.stop.signal.aborted:
@@ -239,32 +243,6 @@ class Loop:
             if close is not None:
                 close()
         raise ModelError(f"{model.name} ended its answer without a finish", retryable=True)
-
-    def _wait_after(self, error: ModelError) -> None:
-        turn = self.turn
-        self.failures += 1
-        if not error.retryable or self.failures >= self.rt.settings.model_attempts:
-            raise error
-        seconds = jittered(MODEL_RETRY.delay_before(self.failures + 1).total_seconds(), random.Random())
-        seconds = min(max(seconds, error.retry_after_seconds or 0.0), LONGEST_PARK_SECONDS)
-        logger.warning(
-            "submission %s: model request %d failed (HTTP %s); trying again in %.1f s",
-            turn.row.id,
-            self.failures,
-            error.status_code,
-            seconds,
-        )
-        if seconds > LONGEST_WAIT_SECONDS:
-            raise PutBack(seconds, self.failures)
-
-        def change(tx: Tx) -> None:
-            turn.draft.unfinished(tx)
-            submissions.count_model_attempts(tx, turn.row.id, self.failures)
-
-        turn.draft.write(change)
-        self.rt.clock.sleep(seconds, turn.stop.signal)
-        if turn.stop.signal.aborted:
-            raise ModelAborted("told to stop while waiting for the model")
 
     def _execute(self, parts: list[ToolPart], tools: Mapping[str, Tool]) -> list[ToolPart]:
         """Make these calls; returns those that wait for somebody."""
@@ -301,13 +279,25 @@ class Loop:
             self.turn.hooks.ask("stop_when", partial(condition, list(own))) for condition in self.conditions
         )
 
-    def _answered(self, final: finals.Final, asked: list[ToolPart], finish: Finish) -> Any:
-        """The model gave its final answer: other calls of the same step are not run."""
+    def _answered(self, final: finals.Final, asked: list[ToolPart], finish: Finish) -> bool:
+        """The model gave its final answer, or none: whether it is taken; else the model may answer again.
+
+        Other calls of the same step are not run.
+        """
         turn = self.turn
-        assert turn.answer.final is not None
         self._is_over(finish)
-        output = final.check(turn.answer.final.arguments)
+        self.output, error = final.look_at(turn.answer.final)
+        if error is not None and (
+            len(turn.draft.refused) >= final.retries or turn.steps >= self.plan.max_steps
+        ):
+            raise error
         if asked:
             turn.answer.drop(asked)
             turn.show_again()
-        return output
+        if error is None:
+            return True
+        turn.draft.refuse(error, turn.answer.final)
+        turn.draft.store_step(progress=True)
+        logger.info("submission %s: its final answer was refused; the model may answer again", turn.row.id)
+        self.rt.failpoint("turn:answer-refused")
+        return False

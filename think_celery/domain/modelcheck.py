@@ -1,7 +1,6 @@
 """Whether a model can answer a ``step.prompt``: one request, as such a turn would make it on its last step."""
 
 from think_celery.domain import finals, requests
-from think_celery.errors import InvalidFinalAnswer
 from think_celery.messages import user
 from think_celery.protocols import (
     FINAL_ANSWER,
@@ -53,9 +52,8 @@ def check_model(model: Model, settings: Settings) -> str | None:
     if not mine:
         how = "it answered in plain text" if said.strip() else "it answered nothing"
         return f"{how}, and did not call the tool that it was told to call: every prompt would fail"
-    try:
-        final.check(mine[0].arguments)
-    except InvalidFinalAnswer as error:
+    _, error = final.look_at(mine[0])
+    if error is not None:
         return f"it called the tool, but its arguments do not fit the schema. {error}"
     return None
 

@@ -62,3 +62,24 @@ class Outcome:
     row: str = ""
     error_type: str | None = None
     after: Ended | None = field(default=None, repr=False, compare=False)
+
+
+class PutBack(Exception):
+    """The turn in hand goes on later: the worker is wanted elsewhere, the provider asks to wait, or it stalled.
+
+    With *counts* the present attempt is one of those that brought nothing.
+    """
+
+    def __init__(
+        self, after_seconds: float | None = None, failures: int | None = None, *, counts: bool = False
+    ) -> None:
+        super().__init__(after_seconds, failures, counts)
+        self.after_seconds, self.failures, self.counts = after_seconds, failures, counts
+
+
+class NotResumed(Exception):
+    """The turn in hand was interrupted, and ends with what there is of it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

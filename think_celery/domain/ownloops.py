@@ -18,7 +18,6 @@ from think_celery.errors import (
     InvalidToolArguments,
     InvalidValue,
     ModelAborted,
-    NoFinalAnswer,
     PayloadTooLarge,
 )
 from think_celery.logs import trace_of
@@ -72,9 +71,10 @@ class OwnLoop:
             self._end()
         if final is None:
             return None
-        if self._final_call is None:
-            raise NoFinalAnswer(final.name)
-        return final.check(self._final_call.arguments)
+        output, error = final.look_at(self._final_call)
+        if error is not None:
+            raise error
+        return output
 
     # --- what comes in ----------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ class Prompt:
     output: Any
     schema: dict[str, Any]
     max_steps: int | None
+    output_retries: int
 
     @property
     def event_type(self) -> str:
@@ -73,6 +74,7 @@ def prompt(
     key: str | None,
     cancel_on_timeout: bool,
     max_steps: int | None,
+    output_retries: int,
 ) -> Any:
     """Let the workflow's agent answer, and return the answer; see ``Step.prompt``."""
     replay.check(name)
@@ -80,6 +82,8 @@ def prompt(
         raise StepMisuse(name, f"key={key!r}: a key is a text that is not empty, such as an item's id.")
     if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
         raise StepMisuse(name, f"max_steps={max_steps!r}: it must be a whole number, 1 or more.")
+    if isinstance(output_retries, bool) or not isinstance(output_retries, int) or output_retries < 0:
+        raise StepMisuse(name, f"output_retries={output_retries!r}: it must be a whole number, 0 or more.")
     if (name, key) in replay.prompts:
         raise DuplicateStep(name, replay.workflow.workflow_id)
     span = None if timeout is None else as_timedelta(timeout, "timeout")
@@ -98,6 +102,7 @@ def prompt(
         output=output,
         schema=schema,
         max_steps=max_steps,
+        output_retries=output_retries,
     )
     submission_id = _submit(replay, asked, ready)
     waiting = replay.ask(f"{label}:wait", "prompt-wait")
@@ -121,6 +126,7 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
         return str(replay.value(asked, asked.row.output)["submission_id"])
     rt, workflow = replay.rt, replay.workflow
     agent = rt.make_agent(replay.agent.agent_class, replay.agent.name)
+    _check_budget(ready, agent)
     fingerprint = _fingerprint(agent, ready)
     metadata = {
         "workflow": workflow.workflow,
@@ -138,7 +144,11 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
             kind="submit",
             idempotency_key=ready.key,
             metadata={"workflow": metadata},
-            structure={"schema": ready.schema, "max_steps": ready.max_steps},
+            structure={
+                "schema": ready.schema,
+                "max_steps": ready.max_steps,
+                "output_retries": ready.output_retries,
+            },
             waiting=submissions.Waiting(
                 workflow_key=workflow.key, run=replay.run, event_type=ready.event_type
             ),
@@ -161,6 +171,16 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
     if isinstance(found, Failure):
         raise replay.failed(asked, found, 1)
     return found
+
+
+def _check_budget(ready: Prompt, agent: Any) -> None:
+    """Each answer takes a model step, the first one and each that follows a refused one."""
+    if ready.output_retries and ready.output_retries >= (steps := ready.max_steps or agent.max_steps):
+        raise StepMisuse(
+            ready.label,
+            f"output_retries={ready.output_retries} with max_steps={steps}: each answer takes a step, so max_steps "
+            f"must be {ready.output_retries + 1} at least. Pass a greater max_steps, or fewer retries.",
+        )
 
 
 def _fingerprint(agent: Any, ready: Prompt) -> str:

@@ -44,7 +44,7 @@ def decide(stored: Sequence[Part], is_idempotent: Callable[[str], bool]) -> Reco
     that a listener saw as text is left of the last step, that step is asked for again.
     """
     parts = [part for part in stored if not _dropped(part)]
-    start = _last_step(parts)
+    start = last_step(parts)
     text = [part for part in parts[start:] if isinstance(part, TextPart)]
     cut = any(part.state == "streaming" for part in text) or _has_cut_call(stored)
     if cut and not any(part.text.strip() for part in text):
@@ -61,13 +61,13 @@ def decide(stored: Sequence[Part], is_idempotent: Callable[[str], bool]) -> Reco
             else:
                 to_run.append(part)
         kept.append(part)
-    last = kept[_last_step(kept) :]
+    last = kept[last_step(kept) :]
     calls = any(isinstance(part, ToolPart) for part in last)
     said = any(isinstance(part, TextPart) and part.text for part in last)
     return Recovered(kept, to_run, cut, complete=said and not cut and not calls)
 
 
-def _last_step(parts: Sequence[Part]) -> int:
+def last_step(parts: Sequence[Part]) -> int:
     """Where the last model step begins."""
     return max((i for i, part in enumerate(parts) if isinstance(part, StepStartPart)), default=0)
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from think_celery.domain import continuations, conversation, finals
+from think_celery.domain import continuations, conversation, finals, outputs
 from think_celery.domain.answers import Answer
 from think_celery.errors import InvalidValue
 from think_celery.messages import UIMessage, user
-from think_celery.protocols import ForcedTool, Model, ModelRequest, ModelTimeouts, ToolChoice, ToolSpec
+from think_celery.protocols import ForcedTool, ModelRequest, ModelTimeouts, ToolChoice, ToolSpec
 from think_celery.settings import Settings
 from think_celery.tools import Tool
 from think_celery.turnhooks import StepConfig
@@ -28,7 +28,6 @@ class Plan:
     ``nudge`` is what the model is told, without being stored, where it is asked just after an answer of its own.
     """
 
-    model: Model
     system: str | None
     transcript: Sequence[UIMessage]
     offered: Sequence[Tool]
@@ -59,16 +58,22 @@ def so_far(
     *,
     continues: bool,
     nudge: str | None = None,
+    refused: Sequence[outputs.Refused] = (),
+    final: str = "",
 ) -> list[UIMessage]:
     """The conversation with what there is of the *answer*, fit for a model.
 
     Last comes what the model has to be told, without its being stored: to go on, if the answer *continues* a text
-    that was cut, or else the *nudge* after an answer of its own.
+    that was cut, or else the *nudge* after an answer of its own. The answers that were *refused* are shown as calls
+    of the tool *final*.
     """
     messages = list(transcript)
-    if conversation.says_something(answer.parts):
-        messages.append(UIMessage(id=message_id, role="assistant", parts=answer.parts))
+    parts = outputs.with_refused(answer.parts, refused, final)
+    if conversation.says_something(parts):
+        messages.append(UIMessage(id=message_id, role="assistant", parts=parts))
     messages = conversation.repaired(messages)
+    if reminder := outputs.reminder(refused, answer.steps, final):
+        messages.append(reminder)
     if continues:
         messages.append(user(GO_ON))
     elif nudge is not None and continuations.ends_with_an_answer(messages):
@@ -76,20 +81,34 @@ def so_far(
     return messages
 
 
-def next_request(plan: Plan, answer: Answer, message_id: str, *, continues: bool) -> ModelRequest:
+def next_request(
+    plan: Plan, answer: Answer, message_id: str, *, continues: bool, refused: Sequence[outputs.Refused] = ()
+) -> ModelRequest:
     """The request for the next model step of *answer*, or for the rest of one that was cut: *continues*.
 
-    On the last permitted step of a structured turn only its answer is offered.
+    In a structured turn the model sees its *refused* answers. Where the steps that are left are needed for the answer
+    and its retries, only the answer is offered.
     """
     specs = [
         ToolSpec(name=tool.name, description=tool.description, parameters=tool.parameters)
         for tool in plan.offered
     ]
     step = answer.steps if continues else answer.steps + 1
-    choice, offered = finals.offer(plan.final, specs, last=step >= plan.max_steps, choice=plan.tool_choice)
+    left = 0 if plan.final is None else max(plan.final.retries - len(refused), 0)
+    last = step + left >= plan.max_steps
+    choice, offered = finals.offer(plan.final, specs, last=last, choice=plan.tool_choice)
+    messages = so_far(
+        plan.transcript,
+        answer,
+        message_id,
+        continues=continues,
+        nudge=plan.nudge,
+        refused=refused,
+        final="" if plan.final is None else plan.final.name,
+    )
     return ModelRequest(
         system=plan.system,
-        messages=so_far(plan.transcript, answer, message_id, continues=continues, nudge=plan.nudge),
+        messages=messages,
         tools=offered,
         tool_choice=choice,
         timeouts=plan.timeouts,

@@ -109,6 +109,7 @@ class ThinkWorkflowStep:
         key: str | None = None,
         cancel_on_timeout: bool = True,
         max_steps: int | None = None,
+        output_retries: int = 0,
     ) -> Output:
         """Let the workflow's agent answer *prompt*, and return its answer as an *output*.
 
@@ -124,6 +125,8 @@ class ThinkWorkflowStep:
             key: What tells prompts of one name apart, in a loop.
             cancel_on_timeout: Whether the turn is cancelled when the time is up, or left to go on.
             max_steps: The most model steps of the turn; with 1 the first one must be the answer.
+            output_retries: How often the model may answer again when its answer does not fit, or when it gives
+                none: it is shown what is wrong. Each answer is one of the *max_steps*, which are kept free for it.
 
         Raises:
             UnsupportedSchema: JSON Schema can't express *output*; nothing was submitted.
@@ -142,6 +145,7 @@ class ThinkWorkflowStep:
             key=key,
             cancel_on_timeout=cancel_on_timeout,
             max_steps=max_steps,
+            output_retries=output_retries,
         )
 
     def wait_for_event(self, name: str, *, type: str, timeout: Duration | None = None) -> ReceivedEvent:

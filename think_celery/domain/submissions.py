@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from think_celery import serialization
+from think_celery.described import MAX_ERROR, storable
 from think_celery.domain import conversation, interactions, knocks, lines, statuses
 from think_celery.domain.pages import check_limit, status_names
 from think_celery.errors import (
@@ -293,6 +294,17 @@ def skip(rt: Runtime, tx: Tx, submission_id: str, reason: str) -> bool:
     """End a submission whose turn has never begun as skipped in this transaction, and say whether this call did."""
     row = submissions.lock(tx, submission_id)
     return row is not None and lines.end(rt, tx, row, SubmissionStatus.SKIPPED, error=reason)
+
+
+INTENDED = "cancelled at its interruption"
+
+
+def intend_to_cancel(rt: Runtime, submission_id: str, reason: str | None = None) -> bool:
+    """Store that a submission shall end at its next interruption; False if it has ended."""
+    why = storable(reason or INTENDED, MAX_ERROR)
+    return _can_be_an_id(submission_id) and rt.db.accept(
+        lambda tx: submissions.intend_to_cancel(tx, submission_id, why)
+    )
 
 
 def delete(rt: Runtime, submission_id: str) -> bool:

@@ -7,17 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
-from think_celery.domain import calls, statuses
+from think_celery.domain import calls, statuses, takeover
 from think_celery.domain.claimed import Claim
 from think_celery.domain.hooks import Hooks
 from think_celery.domain.inhand import doing
 from think_celery.domain.leases import Hold
 from think_celery.domain.lines import free
 from think_celery.domain.loops import Loop
-from think_celery.domain.outcomes import Ended, Outcome
+from think_celery.domain.outcomes import Ended, NotResumed, Outcome, PutBack
 from think_celery.domain.ownloops import OwnLoop
 from think_celery.domain.patience import patiently
-from think_celery.domain.turnstate import PutBack, TurnState
+from think_celery.domain.turnstate import TurnState
 from think_celery.errors import (
     ConfigurationError,
     LeaseLost,
@@ -46,7 +46,8 @@ def run(rt: Runtime, claim: Claim) -> Outcome:
     Where the agent wants to be told of the end, the line is still held then: see ``Outcome.after``.
     """
     seconds = rt.settings.turn_timeout_seconds
-    held = rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds)
+    stall = takeover.limits_of(claim.agent.agent_class).stall_seconds
+    held = rt.monitor.hold(claim.lease, submission_id=claim.row.id, seconds=seconds, stall=stall)
     with held as hold, doing(hold, claim.agent):
         try:
             return Turn(rt, claim, hold).run()
@@ -93,6 +94,7 @@ class Turn(TurnState):
                 submission_id=self.row.id, status=SubmissionStatus.RUNNING, metadata=self.row.metadata
             )
             self.hooks.react(statuses.HOOK, change)
+        self.ask_about_interruption()
         if self.hooks.has("on_chat_message"):
             return self._finish(SubmissionStatus.COMPLETED, output=OwnLoop(self, agent).run())
         output, waiting = Loop(self, agent).run()
@@ -111,6 +113,8 @@ class Turn(TurnState):
                 return self._give_up()
             case PutBack():
                 return self._put_back(error)
+            case NotResumed():
+                return self._finish(SubmissionStatus.ABORTED, reason=error.reason)
             case ModelAborted():
                 return self._interrupted(error)
             case LeaseLost():
@@ -141,11 +145,12 @@ class Turn(TurnState):
         status: SubmissionStatus,
         *,
         error: BaseException | None = None,
+        reason: str | None = None,
         output: Any = None,
         waiting: Sequence[ToolPart] = (),
     ) -> Outcome:
         """The message, the status, the lease and the workflow's news in one transaction."""
-        error_type, text = (None, None) if error is None else describe(error)
+        error_type, text = (None, reason) if error is None else describe(error)
         told = {"error_type": error_type, "error": text, "output": output}
         ended = self.draft.end(self.row, status, keep=self.keeps, waiting=waiting, **told)
         self.rt.failpoint("turn:committed")
@@ -185,6 +190,9 @@ class Turn(TurnState):
             return self._fail(TurnTimeout(self.rt.settings.turn_timeout_seconds))
         if self.stopping:
             return self._put_back(PutBack())
+        if self.hold.stalled:
+            logger.error("submission %s got nowhere for too long; it is taken up again", self.row.id)
+            return self._put_back(PutBack(counts=True))
         return self._fail(error)
 
     def _put_back(self, later: PutBack) -> Outcome:
@@ -195,7 +203,9 @@ class Turn(TurnState):
         wait = None if later.after_seconds is None else timedelta(seconds=later.after_seconds)
 
         def change(tx: Tx) -> bool:
-            waits = submissions.put_back(tx, self.row.id, not_before=wait, model_attempts=later.failures)
+            waits = submissions.put_back(
+                tx, self.row.id, not_before=wait, model_attempts=later.failures, counts=later.counts
+            )
             if not waits and self.keeps:  # put back before, and we did not hear of it
                 row = submissions.get(tx, self.row.id)
                 waits = row is not None and row.status == SubmissionStatus.PENDING

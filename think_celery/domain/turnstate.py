@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from think_celery.domain import conversation, interactions
+from think_celery.domain import conversation, interactions, takeover
 from think_celery.domain.answers import Answer
 from think_celery.domain.claimed import Claim
 from think_celery.domain.drafts import Draft
 from think_celery.domain.hooks import Hooks
 from think_celery.domain.leases import Hold
 from think_celery.domain.live import Broadcast
+from think_celery.domain.outcomes import NotResumed, PutBack
 from think_celery.domain.patience import patiently
+from think_celery.domain.recovery import decide
 from think_celery.errors import ModelAborted
 from think_celery.messages import (
     Part,
@@ -25,14 +27,6 @@ from think_celery.protocols import Finish, ModelEvent
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortController
 from think_celery.turnhooks import ChunkContext, StepResult
-
-
-class PutBack(Exception):
-    """The worker is wanted elsewhere: the submission goes on later."""
-
-    def __init__(self, after_seconds: float | None = None, failures: int | None = None) -> None:
-        super().__init__(after_seconds, failures)
-        self.after_seconds, self.failures = after_seconds, failures
 
 
 class TurnState:
@@ -99,10 +93,27 @@ class TurnState:
             LeaseLost, TurnCancelled, ModelAborted, PutBack: It is.
         """
         patiently(self.rt, self.hold, self.hold.check)
-        if self.hold.overdue:
-            raise ModelAborted("the deadline has passed")
+        if self.hold.overdue or self.hold.stalled:
+            raise ModelAborted("the time is up")
         if self.stopping:
             raise PutBack()
+
+    def ask_about_interruption(self) -> None:
+        """Let the agent decide what becomes of what an earlier worker had made of the answer.
+
+        Raises:
+            NotResumed: The turn ends with it.
+        """
+        found = decide(self.answer.parts, lambda name: False)
+        whole = found.complete and self.steps > 0 and not self.draft.was_refused
+        if whole or not takeover.was_interrupted(self.row):
+            return
+        kept, ended = takeover.ask(self.rt, self.hooks, self.claim, self.hold, self.about, found)
+        if ended is not None or kept is not found:
+            self.answer.parts = kept.parts
+        if ended is not None:
+            self.show_again()
+            raise NotResumed(ended)
 
     def show_again(self) -> None:
         """What listeners have seen of the message is void: show them what there is."""
@@ -115,6 +126,7 @@ class TurnState:
 
     def take(self, event: ModelEvent) -> None:
         """Take an event of a model into the answer, and show it."""
+        self.hold.heard()
         self.live.put(*self.answer.feed(event))
         self.draft.store_now_and_then()
         if self.hooks.has("on_chunk"):

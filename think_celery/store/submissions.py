@@ -120,6 +120,7 @@ def give_key(tx: Tx, row: Row[Any], idempotency_key: str) -> bool:
     return tx.execute(_GIVE_KEY, {"number": row.seq, "idempotency_key": idempotency_key}).rowcount == 1
 
 
+_WAITED = and_(submissions.c.status == SubmissionStatus.PENDING, submissions.c.not_before.is_not(None))
 _BEGIN = moving(
     submissions,
     MINE,
@@ -127,6 +128,8 @@ _BEGIN = moving(
     allowed=SUBMISSION_MOVES,
     attempts=submissions.c.attempts + 1,
     takeovers=submissions.c.takeovers + 1,
+    tries=submissions.c.tries + case((_WAITED, 0), else_=1),  # waiting for a provider is no interruption
+    progress_at=func.coalesce(submissions.c.progress_at, now()),
     applied_at=func.coalesce(submissions.c.applied_at, now()),
     started_at=func.coalesce(submissions.c.started_at, now()),
     messages=null(),
@@ -172,37 +175,66 @@ def end(tx: Tx, seq: int, status: SubmissionStatus, *, error_type: str | None, e
     return move(tx, _END[status], number=seq, error_type=error_type, error=error)
 
 
-_PUT_BACK = moving(
-    submissions,
-    MINE,
-    SubmissionStatus.PENDING,
-    allowed=SUBMISSION_MOVES,
-    attempts=0,
-    not_before=now(span("after")),
-    model_attempts=func.coalesce(
-        bindparam("failures", type_=submissions.c.model_attempts.type), submissions.c.model_attempts
-    ),
-)
+_AFTER = now(span("after"))
+_PUT_BACK = {
+    counts: moving(
+        submissions,
+        MINE,
+        SubmissionStatus.PENDING,
+        allowed=SUBMISSION_MOVES,
+        attempts=submissions.c.attempts if counts else 0,
+        not_before=_AFTER,
+        progress_at=func.coalesce(_AFTER, submissions.c.progress_at),
+        model_attempts=func.coalesce(
+            bindparam("failures", type_=submissions.c.model_attempts.type), submissions.c.model_attempts
+        ),
+    )
+    for counts in (False, True)
+}
 
 
 def put_back(
-    tx: Tx, submission_id: str, *, not_before: timedelta | None = None, model_attempts: int | None = None
+    tx: Tx,
+    submission_id: str,
+    *,
+    not_before: timedelta | None = None,
+    model_attempts: int | None = None,
+    counts: bool = False,
 ) -> bool:
-    """Make a running submission pending again (handed over in order), and say whether this call did."""
-    return move(tx, _PUT_BACK, submission=submission_id, after=not_before, failures=model_attempts)
+    """Make a running submission pending again, and say whether this call did.
+
+    Handed over in order, its attempts are forgotten; with *counts* the present one remains one.
+    """
+    return move(tx, _PUT_BACK[counts], submission=submission_id, after=not_before, failures=model_attempts)
 
 
 _UPDATE = update(submissions).where(MINE)
 
 
+_PROGRESS = _UPDATE.values(attempts=1, tries=0, model_attempts=0, progress_at=now())
+
+
 def progress(tx: Tx, submission_id: str) -> None:
-    """Note durable progress: the deaths before it no longer count as attempts, nor do failed requests."""
-    tx.execute(_UPDATE, {"submission": submission_id, "attempts": 1, "model_attempts": 0})
+    """Note durable progress: the attempts before it no longer count, nor do failed requests."""
+    tx.execute(_PROGRESS, {"submission": submission_id})
 
 
 def count_model_attempts(tx: Tx, submission_id: str, attempts: int) -> None:
     """Store how many model requests of the present step have failed."""
     tx.execute(_UPDATE, {"submission": submission_id, "model_attempts": attempts})
+
+
+def go_to_model(tx: Tx, submission_id: str, position: int) -> None:
+    """Store which of the agent's models is asked from now on; no request to it has failed yet."""
+    tx.execute(_UPDATE, {"submission": submission_id, "model_position": position, "model_attempts": 0})
+
+
+_INTEND = update(submissions).where(MINE, IS_UNFINISHED)
+
+
+def intend_to_cancel(tx: Tx, submission_id: str, reason: str) -> bool:
+    """Store that nobody shall take the submission up again once it is interrupted; False if it has ended."""
+    return tx.execute(_INTEND, {"submission": submission_id, "cancel_intent": reason}).rowcount == 1
 
 
 _UNFINISHED_OF = and_(submissions.c.agent_id == bindparam("agent"), IS_UNFINISHED)
