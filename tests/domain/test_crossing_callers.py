@@ -16,7 +16,7 @@ from think_celery.domain.work import perform
 from think_celery.testing import ThinkTest, think_test
 
 ROUNDS, CALLERS, PATIENCE = 5, 3, 30.0
-"""How many rounds one run makes. A hundred find what one in thirty loses: raise it when something here changes."""
+"""How many rounds one run makes. What they look for is rare: make a hundred when the order of turns is changed."""
 
 DEADLOCK = "40P01"
 """What PostgreSQL tells one of two callers who cancel the same turns in another order."""
@@ -42,7 +42,7 @@ def call(t: ThinkTest, agent: str, names: list[str], dice: random.Random) -> Non
             pause(0.03, dice)
         if dice.random() < 0.2:
             Clerk(agent).delete_submission(dice.choice(names))
-        pause(0.1, dice)
+        pause(0.25, dice)
         end = session.commit if dice.random() < 0.6 else session.rollback
         end()
 
