@@ -2,6 +2,7 @@
 
 from think_celery.agent import Think
 from think_celery.app import ThinkCelery
+from think_celery.chatagent import ChatAgent
 from think_celery.client import ThinkClient, current
 from think_celery.concurrency import Debounce
 from think_celery.domain.decisions import InteractionResult
@@ -14,33 +15,73 @@ from think_celery.domain.waiting import SaveMessagesResult
 from think_celery.domain.waits import Approval, ReceivedEvent
 from think_celery.errors import NonRetryableError, StepError, ThinkError
 from think_celery.messages import UIMessage
+from think_celery.protocols import (
+    Finish,
+    ForcedTool,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallComplete,
+    ToolCallDelta,
+    ToolResult,
+    Usage,
+)
 from think_celery.recoveries import Recovery, RecoveryContext, RecoveryLimits
 from think_celery.retries import Retry
 from think_celery.signals import AbortController, AbortSignal
 from think_celery.states import InteractionStatus, SubmissionStatus, WorkflowStatus
 from think_celery.tools import Tool, ToolContext, client_tool, tool
+from think_celery.turnhooks import (
+    ChatContext,
+    ChatErrorContext,
+    ChatResponseResult,
+    ChunkContext,
+    ModelStepContext,
+    StatusChange,
+    StepConfig,
+    StepResult,
+    ToolCallContext,
+    ToolCallDecision,
+    ToolResultContext,
+    TurnConfig,
+    TurnContext,
+    has_tool_call,
+    step_count_is,
+)
 from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
 
 __all__ = [
     "AbortController",
     "AbortSignal",
     "Approval",
+    "ChatAgent",
+    "ChatContext",
+    "ChatErrorContext",
+    "ChatResponseResult",
+    "ChunkContext",
     "Debounce",
+    "Finish",
+    "ForcedTool",
     "InteractionResult",
     "InteractionStatus",
     "LiveEvent",
+    "ModelStepContext",
     "NonRetryableError",
     "PendingInteraction",
+    "ReasoningDelta",
     "ReceivedEvent",
     "Recovery",
     "RecoveryContext",
     "RecoveryLimits",
     "Retry",
     "SaveMessagesResult",
+    "StatusChange",
+    "StepConfig",
     "StepContext",
     "StepError",
+    "StepResult",
     "Submission",
     "SubmissionStatus",
+    "TextDelta",
     "Think",
     "ThinkCelery",
     "ThinkClient",
@@ -48,12 +89,23 @@ __all__ = [
     "ThinkWorkflow",
     "ThinkWorkflowStep",
     "Tool",
+    "ToolCallComplete",
+    "ToolCallContext",
+    "ToolCallDecision",
+    "ToolCallDelta",
     "ToolContext",
+    "ToolResult",
+    "ToolResultContext",
+    "TurnConfig",
+    "TurnContext",
     "UIMessage",
+    "Usage",
     "WorkflowEvent",
     "WorkflowRun",
     "WorkflowStatus",
     "client_tool",
     "current",
+    "has_tool_call",
+    "step_count_is",
     "tool",
 ]
