@@ -181,7 +181,7 @@ def attempt(
     *,
     timeout: float | None,
     signal: AbortSignal | None = None,
-    grace: float = GRACE_SECONDS,
+    grace: float | None = None,
     helper: Helper | None = None,
     context: contextvars.Context | None = None,
 ) -> Result[T]:
@@ -192,7 +192,7 @@ def attempt(
         function: Called once.
         timeout: Seconds after which it is given up. ``None``: it runs in the calling thread.
         signal: After it comes, the function gets *grace* seconds more.
-        grace: In seconds.
+        grace: In seconds, if not :data:`GRACE_SECONDS`.
         helper: Whose thread to use; without one the function gets a thread of its own.
         context: In which it runs, as one piece of a longer work, if not in a copy of the caller's.
     """
@@ -213,7 +213,7 @@ def attempt(
     try:
         # A signal in the last seconds can lengthen the wait by the grace at most.
         if wake.wait(timeout) and not ended.is_set():
-            ended.wait(min(grace, timeout))
+            ended.wait(min(GRACE_SECONDS if grace is None else grace, timeout))
     finally:
         if remove is not None:
             remove()
