@@ -171,11 +171,11 @@ class TestAnswers:
         with pytest.raises(TypeError, match=r"Mute has no on_chat_message\(self, ctx\)"):
             type("Mute", (ChatAgent,), {})
 
-        class Base(ChatAgent, abstract=True):
+        class ChatterBase(ChatAgent, abstract=True):
             pass
 
-        with pytest.raises(TypeError, match="Base is no agent by itself"):
-            Base("a")
+        with pytest.raises(TypeError, match="ChatterBase is no agent by itself"):
+            ChatterBase("a")
 
     def test_structured_turns(self, quick: ThinkTest) -> None:
         """The tool to offer is in the context; its call is the answer and appears nowhere else."""
