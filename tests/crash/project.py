@@ -37,7 +37,10 @@ def effects(path: Path) -> list[dict[str, Any]]:
 
 
 class Scribe(Think):
-    """Does what a prompt such as ``do: note post`` says, with one tool that may be repeated and one that may not."""
+    """Does what a prompt such as ``do: note post`` says, with one tool that may be repeated and one that may not.
+
+    A third one, ``pay``, waits for an approval.
+    """
 
     system_prompt = "Do as you are told."
 
@@ -50,6 +53,11 @@ class Scribe(Think):
     def post(self, what: str, context: ToolContext) -> str:
         """Post a letter."""
         return effect("post", context.idempotency_key)
+
+    @tool(needs_approval=True)
+    def pay(self, what: str, context: ToolContext) -> str:
+        """Pay for it, if somebody says so."""
+        return effect("pay", context.idempotency_key)
 
 
 class Draft(BaseModel):
