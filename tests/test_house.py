@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that 
     "psycopg": {"store"},
     "httpx": {"providers"},
     "pydantic_ai": {"providers"},
-    "redis": {"events.redis"} | HALL,
+    "redis": {"events.redis", "events.redis_ears"} | HALL,
     "pydantic": GROUND | {"providers", "demo"},
     "pydantic_core": GROUND | {"providers"},
     "jsonschema": GROUND | {"providers"},

@@ -1,6 +1,6 @@
 """The few seams: what the engine asks of a model, an agent, the live log and the broker."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -274,6 +274,20 @@ class Page:
     lost: bool
 
 
+class Ears(Protocol):
+    """Hears of turns that end, without asking again and again. For one thread."""
+
+    def listen(self, agent_ids: Collection[str], seconds: float) -> set[str]:
+        """The agents among these of which a turn has ended since the last call; waits for one, that long at most.
+
+        Raises:
+            Exception: The log can't be reached. A later call may hear again.
+        """
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
 class EventLog(Protocol):
     """The live log. Losing it costs listeners smoothness and nothing else."""
 
@@ -285,6 +299,9 @@ class EventLog(Protocol):
 
     def read(self, agent_id: str, after: Cursor, limit: int = 500) -> Page:
         """The frames after a cursor, oldest first; none when there is nothing new."""
+
+    def ears(self) -> Ears | None:
+        """What hears of turns that end; ``None`` where the log would have to be asked, too."""
 
     def trim(self) -> int:
         """Drop old frames, and say how many."""
@@ -330,6 +347,7 @@ __all__ = [
     "AgentRef",
     "ChecksTools",
     "Cursor",
+    "Ears",
     "EventLog",
     "Finish",
     "ForcedTool",

@@ -14,6 +14,7 @@ from think_celery import forks
 from think_celery.store import waiting
 
 if TYPE_CHECKING:
+    from think_celery.protocols import Ears
     from think_celery.runtime import Runtime
 
 logger = logging.getLogger("think_celery.waiting")
@@ -26,6 +27,12 @@ IDLE_SECONDS = 5.0
 def distance(age: float) -> float:
     """How long after a look the next one comes, for whoever has waited *age* seconds."""
     return min(max(age / 10, FIRST_SECONDS), LONGEST_SECONDS)
+
+
+HEAR_AFTER_SECONDS = 0.2
+"""Whoever has waited for so long is looked after less often, and the live log is listened to for him."""
+
+HEAR_SECONDS, DEAF_SECONDS = 0.25, 1.0
 
 
 class Watch:
@@ -69,6 +76,7 @@ class Poller:
         self._changed = threading.Condition()
         self._watches: set[Watch] = set()
         self._thread: threading.Thread | None = None
+        self._hearing: threading.Thread | None = None
         self._closed = False
 
     @contextmanager
@@ -110,6 +118,40 @@ class Poller:
             thread.join(timeout=5)
         self._closed = False
 
+    # --- what is heard ----------------------------------------------------------------------------
+
+    def _begin_to_hear(self) -> None:
+        """Listen to the live log for those who have waited for a while, where it can be listened to."""
+        ears = self._rt.events.ears()
+        if ears is not None:
+            self._hearing = threading.Thread(
+                target=self._hear, args=(ears,), name="think-hearing", daemon=True
+            )
+            self._hearing.start()
+
+    def _hear(self, ears: "Ears") -> None:
+        while agent_ids := self._patient_ones():
+            try:
+                for agent_id in ears.listen(agent_ids, HEAR_SECONDS):
+                    self.hint(agent_id)
+            except (
+                Exception
+            ):  # the log says by itself when it can't be reached; who waits is looked after all the same
+                self._rt.clock.sleep(DEAF_SECONDS)
+        ears.close()
+
+    def _patient_ones(self) -> set[str]:
+        """The agents of those who have waited for a while; none when the thread is to end."""
+        with self._changed:
+            since = self._rt.clock.elapsed() - HEAR_AFTER_SECONDS
+            found = {watch.agent_id for watch in self._watches if watch.began <= since}
+            if not found or self._closed:
+                self._hearing = None
+                return set()
+            return found
+
+    # --- the look ---------------------------------------------------------------------------------
+
     def _run(self) -> None:
         told = False
         while (watches := self._due()) is not None:
@@ -135,6 +177,9 @@ class Poller:
                 if left > 0:
                     self._changed.wait(left)
                     continue
+                oldest = min(watch.began for watch in self._watches)
+                if self._hearing is None and now - oldest >= HEAR_AFTER_SECONDS:
+                    self._begin_to_hear()
                 for watch in self._watches:
                     watch.due = now + distance(now - watch.began)
                 return list(self._watches)

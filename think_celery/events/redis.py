@@ -25,6 +25,7 @@ from redis.retry import Retry
 from think_celery import forks
 from think_celery.breaker import Breaker
 from think_celery.clock import MICROSECOND, Clock, SystemClock
+from think_celery.events.redis_ears import RedisEars
 from think_celery.events.redis_url import connection_options
 from think_celery.protocols import Cursor, Frame, Page
 
@@ -34,6 +35,9 @@ Answer = TypeVar("Answer")
 Entry = tuple[bytes, dict[bytes, bytes]]
 
 SOCKET_SECONDS = 0.25
+EARS_SECONDS = 2.0
+"""How long an answer may take for which Redis waits itself, up to half a second."""
+
 REST_SECONDS = 1.0
 """How long nothing is read after a read that failed."""
 
@@ -174,6 +178,10 @@ class RedisEventLog:
         pipe.time()
         return pipe
 
+    def ears(self) -> RedisEars:
+        """What hears of turns that end."""
+        return RedisEars(lambda: self._connection(EARS_SECONDS), self._key)
+
     def trim(self) -> int:
         """Nothing: Redis does it."""
         return 0
@@ -210,14 +218,17 @@ class RedisEventLog:
     def _connected(self) -> redis.Redis:
         client = self._client
         if client is None:
-            client = self._client = redis.Redis(
-                **self._options,
-                protocol=2,
-                socket_timeout=SOCKET_SECONDS,
-                socket_connect_timeout=SOCKET_SECONDS,
-                retry=Retry(NoBackoff(), 0),  # the writer and the readers have breaks of their own
-            )
+            client = self._client = self._connection(SOCKET_SECONDS)
         return client
+
+    def _connection(self, seconds: float) -> redis.Redis:
+        return redis.Redis(
+            **self._options,
+            protocol=2,
+            socket_timeout=seconds,
+            socket_connect_timeout=SOCKET_SECONDS,
+            retry=Retry(NoBackoff(), 0),  # the writer and the readers have breaks of their own
+        )
 
 
 def _as_text(frame: Frame) -> str:
