@@ -498,7 +498,7 @@ class TurnStillRunning(TurnError):
 
     def __str__(self) -> str:
         return (
-            f"Submission {self.submission_id!r} has not ended after {self.seconds:g} s. It goes on and is stored: "
+            f"Submission {self.submission_id!r} has not ended after {self.seconds:.3g} s. It goes on and is stored: "
             "wait for it with wait_for_submission(submission_id), or end it with cancel_submission(submission_id). If "
             "none ever ends, no worker takes its queue: run think-celery doctor."
         )

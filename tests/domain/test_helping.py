@@ -4,13 +4,15 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from tests.domain.crowd import workers
 from tests.domain.flows import begin, flow, start
 from tests.domain.talk import shape, talker
 from think_celery import Think
 from think_celery.domain import advance, claims, helping
-from think_celery.errors import NestedTurn
+from think_celery.errors import NestedTurn, TurnStillRunning
+from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call, say
 from think_celery.store import waiting
 from think_celery.tools import tool
@@ -338,6 +340,57 @@ class TestInAHook:
 
         assert answers == [None, "end of b"]
         assert "would wait for ever" in shape(Asked("b").messages[-1])[1][2]
+
+
+class TestTheEndOfTheWorker:
+    def test_a_step_that_waits_hands_over_at_once(self, database_url):
+        """B7: it waits for a turn that may need another worker; the turn goes on there, and the error has its id."""
+        errors = []
+        with workers(database_url) as rt, ThreadPoolExecutor(1) as pool:
+
+            def ask():
+                try:
+                    return Distant._bound_to(rt, "e").save_messages("Hi").text
+                except TurnStillRunning as error:
+                    errors.append(error)
+                    raise
+
+            handle = start(rt, lambda event, step: step.do("ask", ask))
+            running = pool.submit(handle.advance)
+            while not Distant._bound_to(rt, "e").list_submissions():
+                threading.Event().wait(0.01)
+            rt.stopping.abort("the worker stops")
+
+            assert running.result(5).word == "handed-over"
+            (submission,) = Distant._bound_to(rt, "e").list_submissions()
+            assert (submission.status, errors[0].submission_id) == ("pending", submission.submission_id)
+
+    def test_it_runs_no_turn_for_others_any_more(self, database_url):
+        """B7: one that it began would be handed over again and again."""
+        with workers(database_url) as rt:
+            rt.takes, rt.in_task = (lambda knock: True), (lambda: True)
+            rt.stopping.abort("the worker stops")
+
+            with pytest.raises(TurnStillRunning):
+                DESK("front", rt).save_messages("Hi")
+            (submission,) = DESK("front", rt).list_submissions()
+            assert (submission.status, submission.started_at) == ("pending", None)
+
+    def test_celery_s_soft_time_limit_is_the_caller_s(self, database_url):
+        """B7: a task of the host's runs a turn, and its own limit comes: the turn is put back, and the task is told."""
+
+        def answer(request):
+            yield TextDelta("half of it")
+            raise SoftTimeLimitExceeded
+
+        with workers(database_url) as rt:
+            rt.takes, rt.in_task = (lambda knock: True), (lambda: True)
+            rt.stand_in = lambda _: FunctionModel(answer)
+
+            with pytest.raises(SoftTimeLimitExceeded):
+                DESK("front", rt).save_messages("Hi")
+            (submission,) = DESK("front", rt).list_submissions()
+            assert (submission.status, submission.message().text) == ("pending", "half of it")
 
 
 # --- helpers --------------------------------------------------------------------------------------

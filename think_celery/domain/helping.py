@@ -8,9 +8,8 @@ after a turn holds the agent's line, and runs its turns under that very lease.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 
-from think_celery.domain import afterwards, claims, knocks
+from think_celery.domain import afterwards, claims, inhand, knocks
 from think_celery.domain.afterwards import Afterwards
 from think_celery.domain.inhand import all_in_hand, in_hand
 from think_celery.domain.leases import Hold
@@ -26,8 +25,6 @@ logger = logging.getLogger("think_celery.waiting")
 DEEPEST = 3
 """How many turns may be run inside one another: each takes a part of the stack, and of the patience of its callers."""
 
-_depth: ContextVar[int] = ContextVar("think_helping", default=0)
-
 
 def own_hook(agent_id: str) -> Afterwards | None:
     """The hook after a turn of this agent's that runs here, if one does."""
@@ -40,7 +37,7 @@ def may_help(rt: Runtime, agent: AgentRef | None = None) -> bool:
     if agent is not None and own_hook(agent.id) is not None:
         return True
     at_work = in_hand() is not None or rt.in_task()
-    return at_work and _depth.get() < DEEPEST and not rt.stopping.signal.aborted
+    return at_work and inhand.depth() < DEEPEST and not rt.stopping.signal.aborted
 
 
 def help_line(rt: Runtime, agent_id: str) -> bool:
@@ -58,12 +55,8 @@ def help_line(rt: Runtime, agent_id: str) -> bool:
         return False
     if not rt.takes(knocks.for_submission(head)):
         return False
-    token = _depth.set(_depth.get() + 1)
-    try:
-        with afterwards.outside():
-            return claims.run(rt, head.id).ended
-    finally:
-        _depth.reset(token)
+    with inhand.helping(), afterwards.outside():
+        return claims.run(rt, head.id).ended
 
 
 # --- circles --------------------------------------------------------------------------------------

@@ -25,6 +25,24 @@ class Work:
 _in_hand: ContextVar[Work | None] = ContextVar("think_in_hand", default=None)
 
 
+_helping: ContextVar[int] = ContextVar("think_helping", default=0)
+
+
+@contextmanager
+def helping() -> Iterator[None]:
+    """The block runs a turn in the place of somebody who waits for it."""
+    token = _helping.set(_helping.get() + 1)
+    try:
+        yield
+    finally:
+        _helping.reset(token)
+
+
+def depth() -> int:
+    """How many turns are run inside one another here, each in the place of one that waits for it."""
+    return _helping.get()
+
+
 @contextmanager
 def doing(hold: Hold, agent: AgentRef | None = None) -> Iterator[None]:
     """What runs in the block runs for the work under this lease."""

@@ -10,7 +10,7 @@ from think_celery.described import describe
 from think_celery.domain import calls, statuses, takeover
 from think_celery.domain.claimed import Claim
 from think_celery.domain.hooks import Hooks
-from think_celery.domain.inhand import doing
+from think_celery.domain.inhand import depth, doing
 from think_celery.domain.leases import Hold
 from think_celery.domain.lines import free
 from think_celery.domain.loops import Loop
@@ -105,7 +105,7 @@ class Turn(TurnState):
             outcome = Outcome("lease-lost")
             with suppress(LeaseLost):
                 outcome = self._put_back(PutBack())
-            if isinstance(error, Exception):  # Celery's soft time limit
+            if isinstance(error, Exception) and not depth():  # Celery's soft time limit, for this very turn
                 return outcome
             raise error
         match error:

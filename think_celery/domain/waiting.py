@@ -127,14 +127,13 @@ class Wait:
         """The row of that submission of the agent's once it has ended and all that its turn stores is stored.
 
         Raises:
-            TurnStillRunning: The time is up; the turn goes on.
+            TurnStillRunning: The time is up, or the worker that waits stops; the turn goes on.
             SubmissionNotFound: There is no such submission, or not any more.
             NestedTurn: The turn in hand would wait for itself.
         """
         found = self._until(lambda: self._ended(submission_id), submission_id)
         if found is None:
-            assert self.seconds is not None
-            raise TurnStillRunning(submission_id, self.seconds)
+            raise TurnStillRunning(submission_id, self.rt.clock.elapsed() - self._began)
         return self._settled(found)
 
     def _ended(self, submission_id: str) -> Any:
@@ -213,7 +212,8 @@ class Wait:
         with ExitStack() as stack:
             watch = stack.enter_context(self.rt.poller.watching(self.agent.id, submission_id, for_line=helps))
             work = in_hand()
-            for signal in (self.signal, None if work is None else work.hold.signal):
+            stopping = self.rt.stopping.signal
+            for signal in (self.signal, stopping, None if work is None else work.hold.signal):
                 if signal is not None:
                     stack.callback(signal.on_abort(watch.ring))
             runs_here = helps or self.rt.meanwhile is not None
@@ -227,10 +227,14 @@ class Wait:
             found = self._patient(look)
             if found is not None:
                 return found
-            if self.left == 0:
+            if self.left == 0 or self._worker_stops():
                 return None
             if not (helps and self._patient(lambda: helping.help_line(self.rt, self.agent.id))):
                 self._rest(watch)
+
+    def _worker_stops(self) -> bool:
+        """Whether whoever waits is a worker's work, and the worker stops: the turn may need another one to run it."""
+        return self.rt.stopping.signal.aborted and (in_hand() is not None or self.rt.in_task())
 
     def _patient(self, look: Callable[[], T | None]) -> T | None:
         """What *look* returns; nothing while the database is away for a moment."""
