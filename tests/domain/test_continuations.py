@@ -13,7 +13,7 @@ from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
 from think_celery import AbortController, Think
 from think_celery.chatagent import ChatAgent
-from think_celery.domain import claims, conversation, drafts
+from think_celery.domain import claims, conversation, drafts, submissions
 from think_celery.domain.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
 from think_celery.domain.conversation import INTERRUPTED, UNKNOWN_OUTCOME
 from think_celery.domain.interactions import WAITS_FOR_APPROVAL, WAITS_FOR_CLIENT, WILL_RUN, WITHDRAWN
@@ -537,6 +537,44 @@ class TestRaces:
             till.paid.clear()
             claims.run(live, pending.submission_id)
             assert sorted(till.paid) == list(range(6))
+
+    def test_a_decision_meets_a_delete(self, live, till):
+        """Either the call is decided, or it was withdrawn with the submission that asked."""
+        for _ in range(3):
+            conversation.reset(live, till.agent()._ref)
+            agent = self.waiting(live, till, call("pay", {"euros": 5}))
+            waiting = only(agent)
+
+            def act(number: int, agent: Think = agent, waiting: Any = waiting) -> Any:
+                if number:
+                    return agent.delete_submission(waiting.submission_id)
+                return agent.approve_tool_call(waiting.tool_call_id)
+
+            decided, deleted = at_once(2, act)
+
+            assert deleted
+            assert decided.status == ("approved" if decided.taken else "withdrawn")
+            assert len(agent.list_submissions(status="pending")) == decided.taken
+            (part,) = calls_of(agent.messages[-1])
+            assert part.state == ("approval-responded" if decided.taken else "output-error")
+
+    def test_a_caller_who_decides_holds_up_nobody(self, postgres_url, till):
+        """While a caller keeps its decision uncommitted, other turns of the agent are claimed and run."""
+        with worker(postgres_url) as rt:
+            agent = self.waiting(rt, till, call("pay", {"euros": 5}))
+            with transaction(rt):
+                assert agent.approve_tool_call(only(agent).tool_call_id)
+
+                def others(_: int) -> Any:
+                    submission = agent.submit_messages("Are you there?")
+                    word = claims.run(rt, submission.submission_id).word
+                    row, _ = rt.db.transact(
+                        lambda tx: submissions.accept(rt, tx, agent._ref, [], kind="continue")
+                    )
+                    return word, claims.run(rt, row.id).word
+
+                assert at_once(1, others) == [("completed", "completed")]
+            assert agent.has_pending_interaction
 
     def test_a_decision_meets_a_reset(self, live, till):
         """Either the decision goes with the conversation, or it comes too late; nothing runs."""

@@ -50,7 +50,7 @@ def place(tx: Tx, row: Any) -> Place | str:
     if row.continues is None:
         if last is None or last.role != "assistant":
             return NOTHING_TO_CONTINUE
-        if interactions.lock_open_of(tx, row.agent_id, last.message_id):
+        if interactions.any_open_in(tx, row.agent_id, last.message_id):
             return STILL_WAITS
     elif last is None or last.message_id != row.continues:
         return Place(message_id=new_id(), continues=row.continues)

@@ -34,6 +34,14 @@ def any_open(tx: Tx, agent_id: str) -> bool:
     return bool(tx.execute(_ANY, {"agent": agent_id}).scalar_one())
 
 
+_ANY_IN = select(exists().where(_OF_MESSAGE, _IS_OPEN))
+
+
+def any_open_in(tx: Tx, agent_id: str, message_id: str) -> bool:
+    """Whether a call in that message waits. Nobody is waited for who decides on one just now."""
+    return bool(tx.execute(_ANY_IN, {"agent": agent_id, "message": message_id}).scalar_one())
+
+
 _OPEN_IN_ORDER = (
     select(interactions)
     .where(_OPEN_OF)

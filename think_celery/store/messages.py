@@ -33,7 +33,9 @@ def append(tx: Tx, agent_id: str, message: dict[str, Any]) -> bool:
 
 
 _OF_A_TURN = select(submissions.c.id).where(
-    submissions.c.agent_id == bindparam("agent"), submissions.c.message_id == _MESSAGE, IS_UNFINISHED
+    submissions.c.agent_id == bindparam("agent"),
+    or_(submissions.c.message_id == _MESSAGE, submissions.c.continues == _MESSAGE),
+    IS_UNFINISHED,
 )
 _UPSERT = on_each(
     lambda insert: (
@@ -82,11 +84,15 @@ def store_finished(tx: Tx, agent_id: str, message: dict[str, Any]) -> None:
     tx.execute(_PUT_FINISHED, {"agent": agent_id, "agent_id": agent_id, **message})
 
 
-_REOPEN = update(messages).where(_MINE).values(position=UNPLACED, status=STREAMING)
+_FREE = select(messages.c.seq).where(_MINE).with_for_update(key_share=True, skip_locked=True)
+_REOPEN = update(messages).where(messages.c.seq.in_(_FREE)).values(position=UNPLACED, status=STREAMING)
 
 
 def reopen(tx: Tx, agent_id: str, message_id: str) -> None:
-    """Let a turn go on with a message: until it ends, that is the turn's own, and has no place in the order."""
+    """Let a turn go on with a message: until it ends, that is the turn's own, and has no place in the order.
+
+    One that a caller has locked is not waited for: it becomes the turn's own when the turn first stores it.
+    """
     tx.execute(_REOPEN, {"agent": agent_id, "message": message_id})
 
 
