@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from think_celery.agenthandle import check_count
 from think_celery.chatagent import ChatAgent
+from think_celery.domain.declared import check_tools
 from think_celery.protocols import Models
 from think_celery.tools import Tool
 from think_celery.turnhooks import (
@@ -45,8 +46,9 @@ class Think(ChatAgent, abstract=True):
     )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register the class, as every agent's is."""
+        """Register the class, as every agent's is; its model object may refuse its ``@tool`` methods."""
         check_count(cls, "max_steps", "how many times the model may be asked in one turn")
+        check_tools(cls)
         super().__init_subclass__(**kwargs)
 
     # --- what a turn asks of you ------------------------------------------------------------------

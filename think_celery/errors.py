@@ -329,13 +329,15 @@ class InvalidToolResult(InvalidValue, TypeError):
 
 
 class UnsupportedSchema(InvalidValue, TypeError):
-    """An output type that JSON Schema can't express, or whose answers would be no object."""
+    """An output type that JSON Schema, or what the model takes of it, can't express, or that is no object."""
 
-    def __init__(self, given: str, problem: str) -> None:
-        super().__init__(given, problem)
-        self.given, self.problem = given, problem
+    def __init__(self, given: str, problem: str, remedy: str | None = None) -> None:
+        super().__init__(given, problem, remedy)
+        self.given, self.problem, self.remedy = given, problem, remedy
 
     def __str__(self) -> str:
+        if self.remedy is not None:
+            return f"output={self.given}: {self.problem}. {self.remedy}"
         return (
             f"output={self.given}: {self.problem}. An answer must be a JSON object; wrap the type in a model:\n"
             "    class Answer(pydantic.BaseModel):\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 from think_celery import schemas, serialization
 from think_celery.domain import hooks, inbox, submissions
+from think_celery.domain.declared import check_output
 from think_celery.domain.journal import Asked, Failure, own_failure
 from think_celery.domain.replay import Replay
 from think_celery.domain.waits import Found, Settled, Wait, wait, waited_seconds
@@ -127,6 +128,7 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
     rt, workflow = replay.rt, replay.workflow
     agent = rt.make_agent(replay.agent.agent_class, replay.agent.name)
     _check_budget(ready, agent)
+    check_output(agent, getattr(ready.output, "__name__", repr(ready.output)), ready.schema)
     fingerprint = _fingerprint(agent, ready)
     metadata = {
         "workflow": workflow.workflow,

@@ -1,4 +1,4 @@
-"""Asynchronous streams for synchronous readers: one event loop per process, in a native thread of its own.
+"""Asynchronous streams for synchronous readers: one event loop per process, beside its threads or greenlets.
 
 An asynchronous HTTP client belongs to the loop in which it was used first. One that sees a loop per call fails at
 the second call ("Event loop is closed"), and one that was brought along through a fork speaks through its parent's
@@ -7,6 +7,8 @@ The reader may be a thread or a greenlet.
 """
 
 import asyncio
+import selectors
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -29,25 +31,58 @@ class Overdue(Exception):
     """Nothing came in time."""
 
 
-class Loop:
-    """An event loop in a native thread. ``generation`` tells it from those of other processes."""
+def _beside_greenlets() -> selectors.BaseSelector:
+    """What a loop waits with where greenlets share its thread: they go on, and see nothing of the loop meanwhile.
 
-    def __init__(self, generation: int) -> None:
-        self.generation = generation
+    A thread's running loop and its hooks for asynchronous generators are the thread's, not the greenlet's. While the
+    loop waits, they are put back to what they were, so that another greenlet may run a loop of its own.
+    """
+
+    class Waiting(selectors.DefaultSelector):
+        def __init__(self) -> None:
+            super().__init__()
+            self._theirs = (asyncio._get_running_loop(), sys.get_asyncgen_hooks())
+
+        def select(self, timeout: float | None = None) -> Any:
+            ours = _change_to(self._theirs)
+            try:
+                if timeout is not None and timeout <= 0:
+                    sys.modules["gevent"].sleep(0)  # work waits, and still the others get their turn
+                return super().select(timeout)
+            finally:
+                self._theirs = _change_to(ours)
+
+    return Waiting()
+
+
+def _change_to(state: Any) -> Any:
+    """Make this the thread's running loop and hooks, and return what they were."""
+    was = (asyncio._get_running_loop(), sys.get_asyncgen_hooks())
+    asyncio._set_running_loop(state[0])
+    sys.set_asyncgen_hooks(*state[1])
+    return was
+
+
+class Loop:
+    """An event loop in a thread of its own; among greenlets in one of them.
+
+    (A native thread would have to wait for greenlets' locks, logging's for one, and might never be woken.)
+    """
+
+    def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun = native.Alarm()
-        native.start(self._run, "think-async-models")
+        self._begun = threading.Event()
+        threading.Thread(target=self._run, name="think-async-models", daemon=True).start()
 
     def _run(self) -> None:
-        loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)
-        self._loop = loop
-        self._begun.ring()
+        waiting = _beside_greenlets() if native.has_greenlets() else None
+        self._loop = loop = asyncio.SelectorEventLoop(waiting)
+        self._begun.set()
         loop.run_forever()
 
     def spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         """Run a coroutine in the loop, and return what cancels it. It must not raise."""
-        self._begun.sleep(60)
+        self._begun.wait()
         assert self._loop is not None
         loop, tasks = self._loop, set[asyncio.Task[None]]()
         cancelled = False
@@ -85,7 +120,7 @@ def loop() -> Loop:
     global _loop
     with _lock:
         if _loop is None:
-            _loop = Loop(_generation)
+            _loop = Loop()
         return _loop
 
 
@@ -164,5 +199,4 @@ class Stream(Generic[T]):
 
     def _put(self, item: T | BaseException | None) -> None:
         self._came.append(item)
-        if not self._woken.is_set():
-            self._home(self._woken.set)
+        self._woken.set()

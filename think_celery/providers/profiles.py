@@ -112,7 +112,7 @@ class _Inline:
                 "discriminator",
                 "$defs",
             ):  # the former maps to references; the tags say the same
-                told[key] = self._schema(value, where, inside)
+                told[key] = self._schema(value, f"{where}[]" if key == "items" else where, inside)
         return told
 
 
