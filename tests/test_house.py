@@ -11,11 +11,11 @@ LONGEST = 400  # lines; a longer module is split by noun
 FLOORS = (
     "errors states messages tools approvals recurrence serialization settings protocols retries durations schemas "
     "signals signatures classes records recoveries jsontext clock ids breaker forks native logs described names "
-    "turnhooks concurrency",
+    "turnhooks concurrency plain",
     "store events providers",
     "runtime domain",
-    "agent agenthandle agentturns agentwaiting agentinteractions agentmessages agentrecovery agentworkflows chatagent "
-    "workflow workflows client",
+    "agent agenthandle agentturns agentwaiting agentinteractions agentmessages agentrecovery agentstate agentlife "
+    "agentworkflows chatagent workflow workflows client",
     "tasks beat mail web memory brokers publishing worker revoked inspection stops",
     "__init__ app celery cli embedded testing demo contrib",
 )

@@ -5,8 +5,10 @@ from typing import Any, ClassVar
 
 from think_celery.agenthandle import check_count
 from think_celery.agentinteractions import AgentInteractions
+from think_celery.agentlife import AgentLife
 from think_celery.agentmessages import AgentMessages
 from think_celery.agentrecovery import AgentRecovery
+from think_celery.agentstate import AgentState
 from think_celery.agentturns import AgentTurns
 from think_celery.agentwaiting import AgentWaiting
 from think_celery.agentworkflows import AgentWorkflows
@@ -22,7 +24,15 @@ from think_celery.turnhooks import (
 
 
 class ChatAgent(
-    AgentTurns, AgentWaiting, AgentInteractions, AgentMessages, AgentRecovery, AgentWorkflows, abstract=True
+    AgentTurns,
+    AgentWaiting,
+    AgentInteractions,
+    AgentMessages,
+    AgentState,
+    AgentRecovery,
+    AgentWorkflows,
+    AgentLife,
+    abstract=True,
 ):
     """An agent with a loop of your own: subclass it, write :meth:`on_chat_message`, name one with ``Helper("a")``.
 

@@ -62,6 +62,7 @@ The tree::
     │   └── StepTimeout              …a step's attempt
     ├── TooManyAttempts              the work died each time it was tried
     ├── NoProgress                   an interrupted turn got nowhere for too long
+    ├── StateContended               others changed an agent's state again and again
     ├── LeaseLost                    another worker owns this work now
     ├── InsideTransaction            a call that waits, inside the caller's open transaction
     └── TaskFailed                   what a Celery task raises for a row that ended in error
@@ -77,6 +78,7 @@ A family's own class is raised, with a text alone, where nobody would catch anyt
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class ThinkError(Exception):
@@ -397,8 +399,11 @@ class TurnError(ThinkError):
 class ModelError(TurnError):
     """A model request failed.
 
-    ``retryable`` says whether asking again may help; ``retry_after_seconds`` is the provider's wish.
+    ``retryable`` says whether asking again may help; ``retry_after_seconds`` is the provider's wish. ``usage`` is what
+    the request has cost all the same (a ``protocols.Usage``), where the provider told.
     """
+
+    usage: Any = None
 
     def __init__(
         self,
@@ -835,6 +840,21 @@ class NoProgress(ThinkError):
             f"{self.what} was interrupted, and its last progress lies {self.seconds:.0f} s back; its class gives up "
             f"after {self.longest:g} s (chat_recovery, max_time), so it was ended. See the workers' logs for what "
             "interrupted it, or allow more time."
+        )
+
+
+class StateContended(ThinkError):
+    """Others changed an agent's state each time that an update was about to be stored."""
+
+    def __init__(self, agent: str, tries: int) -> None:
+        super().__init__(agent, tries)
+        self.agent, self.tries = agent, tries
+
+    def __str__(self) -> str:
+        return (
+            f"The state of {self.agent} could not be updated: in {self.tries} tries somebody else was faster each "
+            "time. Nothing was stored. Let the function of update_state return sooner, change the state less often, "
+            "or keep what changes so often in rows of your own."
         )
 
 

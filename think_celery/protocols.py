@@ -230,6 +230,9 @@ class AgentHooks(Protocol):
     def get_system_prompt(self) -> str | None:
         """The system prompt."""
 
+    def on_start(self) -> None:
+        """Called when the agent begins, once for each version of its class."""
+
     def get_tools(self) -> "Sequence[Callable[..., Any] | Tool]":
         """Tools beside the ``@tool`` methods."""
 
@@ -305,6 +308,9 @@ class EventLog(Protocol):
 
     def trim(self) -> int:
         """Drop old frames, and say how many."""
+
+    def forget(self, agent_id: str) -> None:
+        """Drop every frame of an agent. Its readers are told that frames are missing."""
 
     def close(self) -> None:
         """Give back what this process holds for it. The next use begins anew."""

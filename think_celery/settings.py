@@ -13,6 +13,7 @@ from think_celery.durations import as_timedelta
 from think_celery.errors import InvalidDuration, InvalidSetting
 
 PREFIX = "think_"
+DAY = 86_400.0
 
 Read = Callable[[Any], Any]
 
@@ -107,6 +108,18 @@ def _span(at_least: float = 0.001) -> Read:
     return read
 
 
+_SPAN = _span()
+
+
+def _span_or_never(value: Any) -> float | None:
+    if isinstance(value, str) and value.strip().lower() == "never":
+        return None
+    try:
+        return _SPAN(value)  # type: ignore[no-any-return]
+    except _Unfit as refused:
+        raise _Unfit(f'{refused}; or "never"') from None
+
+
 # --- the settings ---------------------------------------------------------------------------------
 
 
@@ -139,6 +152,8 @@ class Settings:
     first_token_timeout_seconds: float = _setting(120.0, "first_token_timeout", _span())
     token_gap_timeout_seconds: float = _setting(60.0, "token_gap_timeout", _span())
     model_attempts: int = _setting(3, "model_attempts", _count)
+    retention_seconds: float | None = _setting(30 * DAY, "retention", _span_or_never)
+    key_retention_seconds: float | None = _setting(90 * DAY, "key_retention", _span_or_never)
     max_payload: int = _setting(1024 * 1024, "max_payload", _bytes)
     fail_tasks: bool = _setting(True, "fail_tasks", _flag)
     openai_api_key: str | None = _setting(None, "openai_api_key", _text, secret=True, vendor="OPENAI_API_KEY")
@@ -159,6 +174,18 @@ class Settings:
         vendor="ANTHROPIC_BASE_URL",
     )
     anthropic_echo: bool = _setting(True, "anthropic_echo", _flag)
+
+    @property
+    def retention(self) -> timedelta | None:
+        """How long what has ended is kept whole; ``None``: for ever."""
+        return None if self.retention_seconds is None else timedelta(seconds=self.retention_seconds)
+
+    @property
+    def key_retention(self) -> timedelta | None:
+        """How long the row of a submission is kept, and with it its key: that long at least; ``None``: for ever."""
+        if self.retention_seconds is None or self.key_retention_seconds is None:
+            return None
+        return timedelta(seconds=max(self.retention_seconds, self.key_retention_seconds))
 
     @property
     def busy_timeout(self) -> timedelta:

@@ -108,6 +108,10 @@ class TestLoop:
 
         assert done.message().metadata == {
             "usage": {"input_tokens": 11, "output_tokens": 22, "total_tokens": 33},
+            "step_usage": [
+                {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3},
+                {"input_tokens": 10, "output_tokens": 20, "total_tokens": 30},
+            ],
             "finish_reason": "other",
             "raw_finish_reason": "end_turn",
             "model": "function",

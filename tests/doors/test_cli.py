@@ -21,11 +21,11 @@ from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent,
 from think_celery.cli import main
 from think_celery.cli.common import Given
 from think_celery.cli.common import shown as as_shown
-from think_celery.cli.plain import plain_value
 from think_celery.domain import conversation
 from think_celery.errors import NonRetryableError, ThinkError
 from think_celery.ids import AgentRef
 from think_celery.messages import user
+from think_celery.plain import plain_value
 from think_celery.providers.scripted import say
 from think_celery.testing import ThinkTest, think_test
 

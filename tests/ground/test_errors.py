@@ -54,6 +54,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "TurnStillRunning": (("s-1", 2.0), "wait_for_submission(submission_id)"),
     "NestedTurn": (("save_messages()", ("A('a')", "B('b')", "A('a')")), "A('a') → B('b') → A('a')"),
     "ConversationMoved": ((), "calls the function again"),
+    "StateContended": (("TriageAgent('issue-42')", 200), "sooner"),
     "TooManyAttempts": (("Submission s-1", 5), "workers' logs"),
     "StepError": (("charge", "PaymentDeclined", "no funds", 3), "PaymentDeclined: no funds"),
     "NonRetryableError": (("no such card",), "no such card"),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from think_celery.cli.common import Given
 from think_celery.clock import Clock
 from think_celery.domain import advance, knocks, takeover
-from think_celery.ids import WorkflowRef
+from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.inspection import Worker, Workers
 from think_celery.store import health as rows
 from think_celery.store import migrate, processes
@@ -294,6 +294,21 @@ def undelivered(db: Database) -> list[Finding]:
         for row in db.read(lambda tx: rows.undelivered(tx, MANY_DELIVERIES, SHOWN + 1))
     ]
     return _some(found, "news") or [ok("news", "All news for workflows comes to its place.")]
+
+
+def unstarted(db: Database, given: Given) -> list[Finding]:
+    """Agents whose ``on_start`` fails."""
+    now, failed = db.read(lambda tx: (rows.now(tx), rows.failed_starts(tx, SHOWN + 1)))
+    found = [
+        problem(
+            "starts",
+            f"on_start of {AgentRef(row.agent_class, row.name)} failed {_ago(now, row.start_failed_at)} ago "
+            f"({row.start_error_type}); it is tried again before the agent's next turn. See: "
+            f"{given.command(f'agents show {shlex.quote(row.agent_class)} {shlex.quote(row.name)}')}",
+        )
+        for row in failed
+    ]
+    return _some(found, "starts") or [ok("starts", "Every agent that was to start has started.")]
 
 
 # --- pings ----------------------------------------------------------------------------------------

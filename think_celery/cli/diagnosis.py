@@ -175,6 +175,7 @@ class Diagnosis:
             "attempts": lambda: checks.dying(db, self._think.runtime.settings.max_attempts),
             "paused": lambda: checks.paused(db, self._given),
             "news": lambda: checks.undelivered(db),
+            "starts": lambda: checks.unstarted(db, self._given),
         }
         for check, look in looks.items():
             self._add(check, ROWS_SECONDS, lambda look=look: Attempt(look).result(until))  # type: ignore[misc]

@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 import click
 
+from think_celery.cli.agents import agents
 from think_celery.cli.common import Group
 from think_celery.cli.database import db, tick
 from think_celery.cli.demo import demo
@@ -22,5 +23,5 @@ def main() -> None:
     """
 
 
-for command in (demo, dev, doctor, db, tick, submissions, workflows):
+for command in (demo, dev, doctor, db, tick, agents, submissions, workflows):
     main.add_command(command)

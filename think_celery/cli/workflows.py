@@ -16,12 +16,12 @@ from think_celery.cli.common import (
     print_table,
     runtime_of,
 )
-from think_celery.cli.plain import plain_value
 from think_celery.domain import runs
 from think_celery.domain import workflows as domain
 from think_celery.domain.pages import MAX_PAGE
 from think_celery.domain.runs import find_row
 from think_celery.ids import WorkflowRef
+from think_celery.plain import plain_value
 from think_celery.states import WorkflowStatus, is_terminal
 from think_celery.store import steps
 

@@ -113,7 +113,7 @@ class Attempts:
 
         def change(tx: Tx) -> None:
             self._draft.unfinished(tx)
-            submissions.count_model_attempts(tx, self._submission_id, self.failures)
+            submissions.count_model_attempts(tx, self._submission_id, self.failures, self._draft.tokens)
 
         self._draft.write(change)
         self._hold.heard(seconds)

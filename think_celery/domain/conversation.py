@@ -144,10 +144,18 @@ def place_unfinished(tx: Tx, agent_id: str, message_id: str | None = None) -> No
     message_rows.settle_all(tx, agent_id, message_id)
 
 
-def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
+def reset(
+    rt: Runtime,
+    agent: AgentRef,
+    reason: str = SKIPPED_BY_RESET,
+    *,
+    keep_messages: bool = False,
+    also: Callable[[Tx], None] | None = None,
+) -> int:
     """Forget the conversation: end its unfinished turns, delete its messages, free its line.
 
-    One transaction. Pending turns are skipped, a running one is aborted and its worker can write nothing
+    One transaction, in which *also* is done last. With *keep_messages* the transcript stays, with what is stored of
+    an unfinished answer. Pending turns are skipped, a running one is aborted and its worker can write nothing
     more. What was accepted before and commits later is skipped when its turn comes. Calls that wait for somebody are
     withdrawn. Where somebody's open transaction has changed one of the turns, or decided on such a call, that is
     waited for first, with no lock held. Returns how many turns
@@ -177,7 +185,12 @@ def reset(rt: Runtime, agent: AgentRef, reason: str = SKIPPED_BY_RESET) -> int:
             lines.tell_workflow(rt, tx, row, SubmissionStatus(row.status), error=row.error)
             statuses.tell_after(rt, tx, row, SubmissionStatus(row.status), error=row.error)
         interaction_rows.withdraw_all(tx, agent.id)
-        message_rows.remove_all(tx, agent.id)
+        if keep_messages:
+            place_unfinished(tx, agent.id)
+        else:
+            message_rows.remove_all(tx, agent.id)
+        if also is not None:
+            also(tx)
         lines.expect_next_on(rt, tx, agent.id)
         return len(ended)
 

@@ -10,7 +10,7 @@ from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
 from think_celery.errors import InvalidFinalAnswer, LeaseLost, NoFinalAnswer
 from think_celery.messages import Part, ToolPart, UIMessage, dump_parts, load_parts
-from think_celery.protocols import Finish, ToolCallComplete
+from think_celery.protocols import Finish, ToolCallComplete, Usage
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import lines as line_rows
@@ -18,6 +18,7 @@ from think_celery.store import messages as message_rows
 from think_celery.store import submissions
 from think_celery.store.database import Tx, is_away
 from think_celery.store.leases import fence
+from think_celery.store.usage import COUNTED
 
 logger = logging.getLogger("think_celery.turns")
 
@@ -26,7 +27,6 @@ T = TypeVar("T")
 STORE_SECONDS = 1.0
 """How often the message so far is stored while the model writes."""
 
-COUNTED = ("input_tokens", "output_tokens", "total_tokens")
 COUNTED_IF_TOLD = ("cache_read_tokens", "cache_write_tokens")
 
 
@@ -42,14 +42,15 @@ class Draft:
         rt: Runtime,
         hold: Hold,
         agent_id: str,
-        submission_id: str,
+        claimed: Any,
         message_id: str,
         *,
         in_place: bool = False,
     ) -> None:
         self._in_place = in_place
         self._rt, self._hold, self._agent_id = rt, hold, agent_id
-        self._submission_id, self.message_id = submission_id, message_id
+        self._claimed, self._submission_id, self.message_id = claimed, claimed.id, message_id
+        self.tokens = {name: int(getattr(claimed, name)) for name in COUNTED}
         self.answer = Answer()
         self.metadata: dict[str, Any] = {}
         self._stored_at = rt.clock.elapsed()
@@ -92,15 +93,24 @@ class Draft:
         """Keep what a finished model step cost, why it ended, and which model made it, if one of ours did."""
         if model is not None:
             self.metadata["model"] = model
+        step = {name: getattr(finish.usage, name) for name in COUNTED}
         usage = self.metadata.setdefault("usage", {})
         for name in COUNTED:
-            usage[name] = usage.get(name, 0) + getattr(finish.usage, name)
+            usage[name] = usage.get(name, 0) + step[name]
         for name in COUNTED_IF_TOLD:
             if told := getattr(finish.usage, name):
                 usage[name] = usage.get(name, 0) + told
+                step[name] = told
+        self.metadata.setdefault("step_usage", []).append(step)
+        self.spend(finish.usage)
         raw = finish.raw_reason
         self.metadata["finish_reason"] = finish.reason
         self.metadata["raw_finish_reason"] = raw if raw and raw.replace("_", "-") != finish.reason else None
+
+    def spend(self, usage: Usage | None) -> None:
+        """Count what a request has cost, also one that failed: it is stored with the submission, not the message."""
+        if usage is not None:
+            self.tokens = {name: self.tokens[name] + getattr(usage, name) for name in COUNTED}
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -155,6 +165,7 @@ class Draft:
         def work(tx: Tx) -> bool:
             message = self._row() if self.says_something else None
             lease, message_id = self._hold.lease, self.message_id
+            outcome["tokens"] = self.tokens
             ended = lines.finish(self._rt, tx, lease, row, status, message_id, message, keep=keep, **outcome)
             if ended:
                 interactions.ask(tx, row, message_id, waiting)
@@ -197,9 +208,9 @@ class Draft:
         def change(tx: Tx) -> None:
             self.unfinished(tx)
             if progress:
-                submissions.progress(tx, self._submission_id)
+                submissions.progress(tx, self._submission_id, self.tokens)
             else:
-                submissions.count_model_attempts(tx, self._submission_id, 0)
+                submissions.count_model_attempts(tx, self._submission_id, 0, self.tokens)
 
         self.write(change)
 
@@ -212,9 +223,14 @@ class Draft:
         else:
             message_rows.remove(tx, self._agent_id, self.message_id)
 
+    def count(self, tx: Tx) -> None:
+        """Store in this transaction what the turn has used so far."""
+        submissions.count_used(tx, self._claimed, self.tokens)
+
     def finished(self, tx: Tx) -> None:
         """Store the message for good in this transaction, at its place in the transcript; or none of it."""
         self.answer.parts = interactions.without_requests(self.answer.parts)
+        self.count(tx)
         if self.says_something:
             message_rows.store_finished(tx, self._agent_id, self._row())
         else:

@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from think_celery.ids import advance_task_id
+from think_celery.ids import advance_task_id, named_id
 from think_celery.protocols import Knock
 
 RUN_SUBMISSION = "think.submission.run"
 ADVANCE_WORKFLOW = "think.workflow.advance"
 DELIVER_NEWS = "think.outbox.deliver"
+START_AGENT = "think.agent.start"
 
 SHOWN_AS = {"submission": "submission_id", "id": "workflow_id", "outbox": "outbox_id"}
 """What Flower shows an argument as, and what it is called."""
@@ -54,6 +55,18 @@ def for_outbox(outbox_id: str, workflow_key: str, run: int, queue: str | None) -
         queue=queue,
         root_id=_root(workflow_key, run),
         shows={"outbox": outbox_id},
+    )
+
+
+def for_start(row: Any) -> Knock:
+    """The knock that starts an agent."""
+    names = {"agent_class": row.agent_class, "name": row.name}
+    return Knock(
+        task=START_AGENT,
+        task_id=named_id("start", row.id),
+        kwargs=names,
+        queue=row.queue,
+        shows=names,
     )
 
 

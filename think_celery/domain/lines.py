@@ -1,6 +1,7 @@
 """The order of an agent's turns: how one ends, how the line is given back, and who is knocked next."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from think_celery import serialization
@@ -90,6 +91,7 @@ def finish(
     error_type: str | None = None,
     error: str | None = None,
     output: Any = None,
+    tokens: Mapping[str, int] | None = None,
 ) -> bool:
     """End a turn in hand: its message, its status, the news of it, the line, and who is next.
 
@@ -101,7 +103,16 @@ def finish(
     """
     error_type, error = _storable(error_type, error)
     ended = endings.end_turn(
-        tx, lease, row.seq, status, message_id, message, keep=keep, error_type=error_type, error=error
+        tx,
+        lease,
+        row.seq,
+        status,
+        message_id,
+        message,
+        keep=keep,
+        error_type=error_type,
+        error=error,
+        tokens=tokens,
     )
     if ended:
         _tell(rt, tx, row, status, error_type=error_type, error=error, output=output)

@@ -10,10 +10,11 @@ from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, load_parts
 from think_celery.names import can_be_a_name
+from think_celery.plain import plain_value
 from think_celery.protocols import Cursor, Frame
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store import heads, submissions
+from think_celery.store import agents, heads, submissions
 
 POLL_SECONDS = 0.05
 SILENCE_SECONDS = 5.0
@@ -47,8 +48,8 @@ class Broadcast:
             self._rt.poller.hint(self._agent_id)
 
 
-NO_TURN = ""
-"""The submission of a frame that belongs to no turn."""
+NO_TURN = NO_MESSAGE = ""
+"""The submission of a frame that belongs to no turn, and the message of one that belongs to none."""
 
 STORED = "message-stored"
 
@@ -73,6 +74,20 @@ def _put_aside(rt: Runtime, agent_id: str, message_id: str, event: dict[str, Any
     )
 
 
+def show(rt: Runtime, agent_id: str, event: dict[str, Any]) -> None:
+    """Show listeners of an agent something that is of no turn and no message. Never raises and never waits."""
+    _put_aside(rt, agent_id, NO_MESSAGE, event)
+
+
+def show_state(rt: Runtime, agent_id: str, text: str, version: int) -> None:
+    """Show listeners an agent's new state."""
+    show(rt, agent_id, _state_event(text, version))
+
+
+def _state_event(text: str, version: int) -> dict[str, Any]:
+    return {"type": "state", "state": plain_value(text), "version": version}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveEvent:
     """One thing that happened in a conversation.
@@ -83,6 +98,10 @@ class LiveEvent:
     ``message`` (a message was added or changed outside a turn, so ``submission_id`` is empty).
     ``text`` is the piece of a ``text-delta``, or the whole text of a ``snapshot`` or ``message``; else it is empty.
     ``data`` is the chunk itself; of a ``snapshot`` or ``message`` it is that as ``UIMessage.to_dict()`` gives it.
+
+    Of no turn, and with empty ids, are ``broadcast`` (``data["data"]`` is what was broadcast, and ``text`` too if
+    that is a text), ``state`` (``data["state"]`` is the agent's new state in JSON values) and ``cleared`` (the
+    conversation is empty now, and its turns have ended).
     """
 
     type: str
@@ -111,15 +130,23 @@ def listen(rt: Runtime, agent: AgentRef, submission_id: str | None = None) -> It
         if row is None or row.agent_id != agent.id:
             raise SubmissionNotFound(submission_id)
     cursor = rt.events.head(agent.id)
+    about = _About()
     ended = None if submission_id is None else _ended(rt, submission_id)
     stored = list(_snapshot(rt, agent, submission_id))  # after the look at its end: then it is whole
     if ended is not None:
         return iter([*stored, ended])
-    return _follow(rt, agent, submission_id, cursor, stored)
+    if submission_id is None:
+        stored += about.look(rt, agent)
+    return _follow(rt, agent, submission_id, cursor, stored, about)
 
 
 def _follow(
-    rt: Runtime, agent: AgentRef, submission_id: str | None, cursor: Cursor, stored: Sequence[LiveEvent]
+    rt: Runtime,
+    agent: AgentRef,
+    submission_id: str | None,
+    cursor: Cursor,
+    stored: Sequence[LiveEvent],
+    about: "_About",
 ) -> Iterator[LiveEvent]:
     yield from stored
     seen = _Seen()
@@ -145,7 +172,11 @@ def _follow(
             heard = dict.fromkeys(heard, float("-inf"))
             if submission_id is None:
                 yield from _snapshot(rt, agent, None)
+                yield from about.look(rt, agent)
         for frame in page.frames:
+            if frame.submission_id == NO_TURN and frame.message_id == NO_MESSAGE:
+                yield from about.take(frame)
+                continue
             if submission_id is not None and frame.submission_id != submission_id:
                 continue
             if frame.submission_id == NO_TURN:
@@ -181,6 +212,41 @@ def _aside(rt: Runtime, agent: AgentRef, frame: Frame) -> Iterator[LiveEvent]:
             text=message.text,
             data=message.to_dict(),
         )
+
+
+class _About:
+    """What a reader is told of the agent itself. Two processes may show states in another order than that in which
+    they stored them."""
+
+    def __init__(self) -> None:
+        self._version = 0
+
+    def look(self, rt: Runtime, agent: AgentRef) -> Iterator[LiveEvent]:
+        """The state as it is stored, if it is a newer one than was told."""
+        text, version = rt.db.read(lambda tx: agents.state(tx, agent.id))
+        if text is not None:
+            yield from self._state(_state_event(text, version))
+
+    def take(self, frame: Frame) -> Iterator[LiveEvent]:
+        """What a frame tells."""
+        event = dict(frame.event)
+        if event.get("type") == "state":
+            yield from self._state(event)
+        else:
+            told = event.get("data")
+            text = told if event.get("type") == "broadcast" and isinstance(told, str) else ""
+            yield _of_no_turn(event, text)
+
+    def _state(self, event: dict[str, Any]) -> Iterator[LiveEvent]:
+        if event["version"] > self._version:
+            self._version = event["version"]
+            yield _of_no_turn(event)
+
+
+def _of_no_turn(event: dict[str, Any], text: str = "") -> LiveEvent:
+    return LiveEvent(
+        type=str(event.get("type")), submission_id=NO_TURN, message_id=NO_MESSAGE, text=text, data=event
+    )
 
 
 class _Seen:

@@ -160,7 +160,8 @@ class Loop:
         turn = self.turn
         agent_id, submission_id = turn.claim.agent.id, turn.row.id
         live = Broadcast(self.rt, agent_id, submission_id, message_id, turn.claim.lease.token)
-        draft = Draft(self.rt, turn.hold, agent_id, submission_id, message_id, in_place=True)
+        draft = Draft(self.rt, turn.hold, agent_id, turn.row, message_id, in_place=True)
+        draft.tokens = turn.draft.tokens
         draft.load()
         draft.answer.parts = continuations.resumed(draft.answer.parts, self.approved)
         found = recovery.decide(draft.answer.parts, self._may_repeat)
@@ -191,6 +192,7 @@ class Loop:
             except ModelAborted:
                 raise
             except ModelError as error:
+                turn.draft.spend(error.usage)
                 turn.rewind()
                 self.attempts.after(error, last=self._said or chosen is not None)
         turn.draft.note(finish, model.name)

@@ -17,6 +17,7 @@ Word = Literal[
     "complete",
     "delivered",
     "dropped",
+    "started",
     "error",
     # It did not.
     "ended-before",

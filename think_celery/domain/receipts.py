@@ -6,6 +6,7 @@ from typing import Any
 
 from think_celery.clock import to_microseconds
 from think_celery.domain import conversation, submissions
+from think_celery.domain.usage import TokenUsage, usage_of
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage
 from think_celery.runtime import Runtime
@@ -18,6 +19,7 @@ class Submission:
 
     ``accepted`` is False where an earlier call had stored it; ``same_payload`` tells whether that one had
     the same messages. ``message_id`` is the answer's. ``error`` is the reason of one that was cancelled, too.
+    ``usage`` are the tokens that it has used so far, by failed requests too.
     """
 
     submission_id: str
@@ -34,6 +36,7 @@ class Submission:
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
+    usage: TokenUsage
     _rt: Runtime = field(repr=False, compare=False)
 
     @property
@@ -91,5 +94,6 @@ def as_submission(rt: Runtime, row: Any, *, accepted: bool = False, same_payload
         created_at=row.created_at,
         started_at=row.started_at,
         completed_at=row.completed_at,
+        usage=usage_of(row),
         _rt=rt,
     )

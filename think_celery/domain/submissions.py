@@ -20,7 +20,7 @@ from think_celery.messages import Messages, UIMessage, as_messages
 from think_celery.names import check_name, name_problem
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store import heads, outbox, submissions
+from think_celery.store import heads, outbox, submissions, usage
 from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.submissions")
@@ -323,10 +323,11 @@ def _delete(tx: Tx, submission_id: str) -> bool:
         return False
     if row.knock_at is not None and not heads.expect_knock(tx, row.agent_id):
         return False
-    if not (outbox.forget(tx, submission_id) and submissions.remove(tx, submission_id)):
+    if not outbox.forget(tx, submission_id):
         return False
+    usage.keep(tx, [row.seq])
     interactions.withdraw(tx, row.agent_id, submission_id)
-    return True
+    return submissions.remove(tx, submission_id)
 
 
 def delete_all(

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from think_celery.domain import knocks, lines, outbox, recovery, workflows
+from think_celery.domain import knocks, lines, outbox, recovery, removal, retention, starts, workflows
 from think_celery.domain.passes import ROWS, SECONDS, each_row
 from think_celery.logs import trace_of
 from think_celery.retries import MISSED_AFTER, knock_again_after
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
+from think_celery.store import agents as agent_rows
 from think_celery.store import heads, processes, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import outbox as outbox_rows
@@ -177,14 +178,17 @@ KINDS: dict[str, Callable[[Runtime, int], int]] = {
     "queued workflows": workflows.knock_missed,
     "early events": workflows.adopt_early,
     "news": outbox.knock_missed,
+    "agents to start": starts.knock_missed,
     "dead processes": forget_dead_processes,
     "live log": trim_live_log,
+    "destroyed agents": removal.sweep,
+    "retention": retention.apply,
 }
 
 
 def knock_now(rt: Runtime) -> None:
     """Treat every knock as lost: the broker is new or was emptied. The next pass knocks for all that waits."""
-    for rows in (workflow_rows, heads, outbox_rows):
+    for rows in (workflow_rows, heads, outbox_rows, agent_rows):
         rt.db.transact(rows.knock_now)
 
 

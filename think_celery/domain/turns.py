@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery.described import describe
-from think_celery.domain import calls, statuses, takeover
+from think_celery.domain import calls, starts, statuses, takeover
 from think_celery.domain.claimed import Claim
 from think_celery.domain.hooks import Hooks
 from think_celery.domain.inhand import depth, doing
@@ -89,6 +89,7 @@ class Turn(TurnState):
         agent: AgentHooks = self.rt.make_agent(self.claim.agent.agent_class, self.claim.agent.name)
         self.agent = agent
         self.hooks = Hooks(self.rt, agent, self.hold, self.row.id)
+        starts.ensure(self.rt, self.hold, agent, self.claim.agent, self.row.started_version)
         if self.row.status != SubmissionStatus.RUNNING:
             change = StatusChange(
                 submission_id=self.row.id, status=SubmissionStatus.RUNNING, metadata=self.row.metadata
@@ -211,6 +212,7 @@ class Turn(TurnState):
                 waits = row is not None and row.status == SubmissionStatus.PENDING
             if waits:
                 self.draft.unfinished(tx)
+                self.draft.count(tx)
             else:  # cancelled meanwhile: nobody will go on with it
                 self.draft.finished(tx)
             if waits and self.keeps and not self.claim.inner:

@@ -36,7 +36,7 @@ class TurnState:
         self.rt, self.claim, self.hold, self.row = rt, claim, hold, claim.row
         agent_id = claim.agent.id
         self.live = Broadcast(rt, agent_id, self.row.id, claim.message_id, claim.lease.token)
-        self.draft = Draft(rt, hold, agent_id, self.row.id, claim.message_id)
+        self.draft = Draft(rt, hold, agent_id, self.row, claim.message_id)
         self.hooks = Hooks(rt, None, hold, self.row.id)  # until the agent is made
         self.stop = AbortController()  # for the model: also comes when the worker is told to stop
         self.again = claim.resumes  # there may be something of the answer already

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from think_celery.domain import advance, claims, knocks, outbox
+from think_celery.domain import advance, claims, knocks, outbox, starts
 from think_celery.domain.outcomes import Outcome
 from think_celery.errors import TaskFailed, TurnFailed, WorkflowFailed
 from think_celery.protocols import Knock
@@ -28,6 +28,7 @@ WORK: Mapping[str, Work] = {
     # Each step of a workflow has a deadline; all of them together have none.
     knocks.ADVANCE_WORKFLOW: Work(run=advance.advance, failure=WorkflowFailed, has_deadline=False),
     knocks.DELIVER_NEWS: Work(run=outbox.deliver, failure=TaskFailed),
+    knocks.START_AGENT: Work(run=starts.run, failure=TaskFailed),
 }
 
 

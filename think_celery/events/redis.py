@@ -186,6 +186,17 @@ class RedisEventLog:
         """Nothing: Redis does it."""
         return 0
 
+    def forget(self, agent_id: str) -> None:
+        """Drop an agent's stream.
+
+        Raises:
+            ConnectionError: Redis could not be reached, or refused.
+        """
+        try:
+            self._connected().delete(self._key(agent_id))
+        except (redis.RedisError, OSError) as error:
+            raise ConnectionError(f"Redis did not drop a stream: {_told(error)}") from None
+
     def close(self) -> None:
         """Close the connections; the next use opens others."""
         client, self._client = self._client, None

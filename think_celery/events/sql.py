@@ -147,6 +147,15 @@ class SqlEventLog:
         agents = self._db.read(self._overdue)
         return sum(self._db.transact(partial(self._trim, agent_id)) for agent_id in agents)
 
+    def forget(self, agent_id: str) -> None:
+        """Drop every frame of an agent, and its head: the next frame begins another log."""
+
+        def work(tx: Tx) -> None:
+            tx.execute(delete(live_heads).where(live_heads.c.agent_id == agent_id))
+            tx.execute(delete(live).where(live.c.agent_id == agent_id))
+
+        self._db.transact(work)
+
     def close(self) -> None:
         """Nothing: the connections are the database's."""
 

@@ -1,5 +1,6 @@
 """The end of a turn that ends by itself: its line, its message and its submission change together."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import CTE, and_, bindparam, func, literal, null, select, update
@@ -80,6 +81,7 @@ def end_turn(
     keep: bool,
     error_type: str | None,
     error: str | None,
+    tokens: Mapping[str, int] | None = None,
 ) -> bool:
     """Give the line back, store the message for good (or remove it), end the submission; False if it had ended.
 
@@ -97,10 +99,11 @@ def end_turn(
             messages.remove(tx, lease.key, message_id)
         else:
             messages.store_finished(tx, lease.key, message)
-        return submissions.end(tx, seq, status, error_type=error_type, error=error)
+        return submissions.end(tx, seq, status, error_type=error_type, error=error, tokens=tokens)
     new = {f"new_{name}": message.get(name) for name in _COLUMNS}
     values = {"agent": lease.key, "number": seq, "why_type": error_type, "why": error}
-    done = tx.execute(_END[status, keep], {**lease.parameters, **new, **values}).one()
+    given = {**lease.parameters, **new, **values, **submissions.used(tokens)}
+    done = tx.execute(_END[status, keep], given).one()
     if not done.held:
         raise LeaseLost(str(lease))
     return bool(done.ended)

@@ -13,7 +13,7 @@ from think_celery.store.database import Tx
 from think_celery.store.leases import TURNS
 from think_celery.store.statements import AT_MOST, now, span
 from think_celery.store.submissions import EPOCH, IS_UNFINISHED, MINE, lock
-from think_celery.store.tables import lines, submissions
+from think_celery.store.tables import agents, lines, submissions
 
 _KNOCK = (
     submissions.c.id,
@@ -75,6 +75,7 @@ def head(tx: Tx, agent_id: str) -> Row[Any] | None:
     return tx.execute(_HEAD, {"agent": agent_id}).first()
 
 
+_STARTED = select(agents.c.started_version).where(agents.c.id == bindparam("agent")).scalar_subquery()
 _CANDIDATE = (
     select(
         submissions.c.seq,
@@ -103,6 +104,11 @@ _CANDIDATE = (
         submissions.c.not_before,
         submissions.c.applied_at,
         now().label("now"),
+        submissions.c.started_at,
+        submissions.c.input_tokens,
+        submissions.c.output_tokens,
+        submissions.c.total_tokens,
+        _STARTED.label("started_version"),
         (submissions.c.id == HEAD_ID).label("is_head"),
         _DUE.label("due"),
         (submissions.c.epoch < EPOCH).label("outdated"),
@@ -115,7 +121,8 @@ _CANDIDATE = (
 def lock_candidate(tx: Tx, agent_id: str, submission_id: str) -> Row[Any] | None:
     """A submission that might run now, locked; ``None`` where there is none or another has it locked.
 
-    With ``is_head``, ``due``, and ``outdated``: whether the conversation was reset since it was accepted. Whoever
+    With ``is_head``, ``due``, ``outdated``: whether the conversation was reset since it was accepted, and the version
+    of its class with which the agent has started. Whoever
     calls this has the agent's line, so what it sees is not older than the line's last holder.
     """
     return tx.execute(_CANDIDATE, {"agent": agent_id, "submission": submission_id}).first()

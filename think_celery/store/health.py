@@ -13,7 +13,7 @@ from think_celery.store import statements
 from think_celery.store.database import Tx
 from think_celery.store.leases import HELD, Lease
 from think_celery.store.statements import AT_MOST, on_each
-from think_celery.store.tables import outbox, processes, submissions, ticks, workflows
+from think_celery.store.tables import agents, outbox, processes, submissions, ticks, workflows
 from think_celery.store.types import UtcDateTime
 
 _UNFINISHED = [status.value for status in SubmissionStatus if not is_terminal(status)]
@@ -215,6 +215,18 @@ def undelivered(tx: Tx, attempts: int, limit: int) -> Sequence[Row[Any]]:
         select(o.id, o.attempts, o.last_error)
         .where(o.status == OutboxStatus.PENDING, o.attempts >= attempts)
         .order_by(o.created_at)
+        .limit(limit)
+    )
+    return tx.execute(statement).all()
+
+
+def failed_starts(tx: Tx, limit: int) -> Sequence[Row[Any]]:
+    """Agents whose ``on_start`` has failed, and has not succeeded since."""
+    a = agents.c
+    statement = (
+        select(a.agent_class, a.name, a.start_error_type, a.start_failed_at)
+        .where(a.start_failed_at.is_not(None))
+        .order_by(a.start_failed_at)
         .limit(limit)
     )
     return tx.execute(statement).all()

@@ -62,6 +62,22 @@ def take_line(tx: Tx, submission_id: str, process_id: str) -> Lease | None:
     return _taken(tx, _TAKE, submission_id, process_id)
 
 
+_TAKE_OF = (
+    update(lines)
+    .where(_OF_AGENT, lines.c.process_id.is_(None))
+    .values(process_id=bindparam("process"), token=lines.c.token + 1)
+    .returning(lines.c.agent_id, lines.c.token)
+)
+
+
+def take_line_of(tx: Tx, agent_id: str, process_id: str) -> Lease | None:
+    """Take an agent's line if it is free, for work that is no submission; ``None`` if another holds it."""
+    row = tx.execute(_TAKE_OF, {"agent": agent_id, "process": process_id}).first()
+    if row is None:
+        return None
+    return Lease(kind=TURNS, key=row.agent_id, process_id=process_id, token=row.token)
+
+
 def make_and_take_line(tx: Tx, submission_id: str, process_id: str) -> Lease | None:
     """The same, but a line that there was none of is made. The agent has its row already, and so its lock first."""
     return _taken(tx, _MAKE_AND_TAKE, submission_id, process_id)

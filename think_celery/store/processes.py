@@ -74,6 +74,14 @@ def alive(tx: Tx) -> list[tuple[str, dict[str, Any]]]:
     return [(row.id, row.host) for row in rows]
 
 
+_ADMIT_NEXT = update(ticks).where(ticks.c.kind == bindparam("pass")).values(last_at=now(span("ago")))
+
+
+def admit_next(tx: Tx, kind: str, every: timedelta) -> None:
+    """Let the next pass of this kind run whenever it comes: this one was not through."""
+    tx.execute(_ADMIT_NEXT, {"pass": kind, "ago": -every})
+
+
 _STEADY_SINCE = select(ticks.c.steady_since).where(ticks.c.kind == LIVENESS).scalar_subquery()
 _ADMITTED_AT = select(ticks.c.last_at).where(ticks.c.kind == LIVENESS).scalar_subquery()
 _NOT_SUSPECT = or_(processes.c.suspect_since.is_(None), processes.c.suspect_since < _STEADY_SINCE)

@@ -1,5 +1,6 @@
 """Rows of accepted turns."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from think_celery.store.database import Tx
 from think_celery.store.moves import move, moving
 from think_celery.store.statements import insert_new, now, span
 from think_celery.store.tables import agents, submissions
+from think_celery.store.usage import COUNTED
 
 TERMINAL = [status.value for status in SubmissionStatus if is_terminal(status)]
 UNFINISHED = [SubmissionStatus.PENDING.value, SubmissionStatus.RUNNING.value]
@@ -150,8 +152,20 @@ def begin(
     return move(tx, _BEGIN, submission=submission_id, **place)
 
 
-ENDED: dict[str, Any] = {"completed_at": now(), "knock_at": null(), "messages": null()}
+USED: dict[str, Any] = {
+    name: func.coalesce(bindparam(f"used_{name}", type_=submissions.c[name].type), submissions.c[name])
+    for name in COUNTED
+}
+"""What a submission has used; with :func:`used` of nothing it stays as it is."""
+
+ENDED: dict[str, Any] = {"completed_at": now(), "knock_at": null(), "messages": null(), **USED}
 """What changes with a terminal status."""
+
+
+def used(tokens: Mapping[str, int] | None) -> dict[str, int | None]:
+    """The parameters of :data:`USED`."""
+    return {f"used_{name}": None if tokens is None else tokens[name] for name in COUNTED}
+
 
 _END = {
     status: moving(
@@ -166,13 +180,21 @@ _END = {
 }
 
 
-def end(tx: Tx, seq: int, status: SubmissionStatus, *, error_type: str | None, error: str | None) -> bool:
+def end(
+    tx: Tx,
+    seq: int,
+    status: SubmissionStatus,
+    *,
+    error_type: str | None,
+    error: str | None,
+    tokens: Mapping[str, int] | None = None,
+) -> bool:
     """Move the submission to a terminal status, and say whether this call did.
 
     By its number, not by its id: that can be another's by now, if this one was deleted meanwhile. Only
     ``domain.lines.end`` calls this: it also stores the news for a waiting workflow.
     """
-    return move(tx, _END[status], number=seq, error_type=error_type, error=error)
+    return move(tx, _END[status], number=seq, error_type=error_type, error=error, **used(tokens))
 
 
 _AFTER = now(span("after"))
@@ -209,19 +231,27 @@ def put_back(
 
 
 _UPDATE = update(submissions).where(MINE)
+_COUNT_USED = _UPDATE.where(submissions.c.seq == bindparam("number")).values(USED)
+
+
+def count_used(tx: Tx, row: Any, tokens: Mapping[str, int]) -> None:
+    """Store what a submission has used so far, also where it has ended meanwhile."""
+    tx.execute(_COUNT_USED, {"submission": row.id, "number": row.seq, **used(tokens)})
 
 
 _PROGRESS = _UPDATE.values(attempts=1, tries=0, model_attempts=0, progress_at=now())
 
 
-def progress(tx: Tx, submission_id: str) -> None:
+def progress(tx: Tx, submission_id: str, tokens: Mapping[str, int] | None = None) -> None:
     """Note durable progress: the attempts before it no longer count, nor do failed requests."""
-    tx.execute(_PROGRESS, {"submission": submission_id})
+    tx.execute(_PROGRESS, {"submission": submission_id, **(tokens or {})})
 
 
-def count_model_attempts(tx: Tx, submission_id: str, attempts: int) -> None:
-    """Store how many model requests of the present step have failed."""
-    tx.execute(_UPDATE, {"submission": submission_id, "model_attempts": attempts})
+def count_model_attempts(
+    tx: Tx, submission_id: str, attempts: int, tokens: Mapping[str, int] | None = None
+) -> None:
+    """Store how many model requests of the present step have failed, and what the turn has used so far."""
+    tx.execute(_UPDATE, {"submission": submission_id, "model_attempts": attempts, **(tokens or {})})
 
 
 def go_to_model(tx: Tx, submission_id: str, position: int) -> None:

@@ -20,12 +20,14 @@ def upgrade() -> None:
         sa.Column("state_version", sa.Integer(), server_default="0", nullable=False),
         sa.Column("queue", sa.String(length=200), nullable=True),
         sa.Column("started_version", sa.String(length=200), nullable=True),
+        sa.Column("start_version", sa.String(length=200), nullable=True),
         sa.Column("start_attempts", sa.Integer(), server_default="0", nullable=False),
         sa.Column("start_error_type", sa.String(length=200), nullable=True),
         sa.Column("start_error", sa.Text(), nullable=True),
         sa.Column("start_failed_at", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("destroyed_at", sa.BigInteger(), nullable=True),
+        sa.Column("sweep_at", sa.BigInteger(), nullable=True),
         sa.Column("knock_at", sa.BigInteger(), nullable=True),
         sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_think_agents")),
@@ -33,7 +35,7 @@ def upgrade() -> None:
     op.create_index("ix_think_agents_name", "think_agents", ["agent_class", "name"], unique=False)
     for column, index in (
         ("start_failed_at", "failed"),
-        ("destroyed_at", "destroyed"),
+        ("sweep_at", "sweep"),
         ("knock_at", "knock"),
     ):
         op.create_index(
