@@ -1,7 +1,6 @@
 """Run a turn for a caller who waits for its answer."""
 
 from collections.abc import Callable
-from typing import Any
 
 from think_celery.domain import conversation, helping, submissions
 from think_celery.domain.waiting import SaveMessagesResult, Wait
@@ -78,12 +77,16 @@ def _by_function(wait: Wait, function: MakeMessages, queue: str | None) -> SaveM
 def _accept(
     wait: Wait, messages: list[UIMessage], queue: str | None, *, based_on: str | None, kind: str = "save"
 ) -> str:
-    def work(tx: Tx) -> Any:
+    accepted: list[str] = []
+
+    def work(tx: Tx) -> None:
         row, _ = submissions.accept(
             wait.rt, tx, wait.agent, messages, kind=kind, queue=queue, based_on=based_on
         )
+        accepted[:] = [row.id]
         if wait.signal is not None and wait.signal.aborted:  # its turn never begins
             submissions.cancel(wait.rt, tx, row.id, wait.signal.reason)
-        return row
 
-    return str(wait.rt.db.transact(work).id)
+    with wait.cancelling(accepted):  # an eager task runs the turn in here
+        wait.rt.db.transact(work)
+    return accepted[0]

@@ -1,7 +1,7 @@
 """Wait for the end of a turn, or until a conversation is at rest."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -152,13 +152,28 @@ class Wait:
         reason = self.signal.reason
         self.rt.db.transact(lambda tx: submissions.cancel(self.rt, tx, submission_id, reason))
 
-    def _cancel_here(self, submission_id: str) -> None:
-        """Cancel a turn that this very call may be running: nobody looks at the signal meanwhile."""
+    @contextmanager
+    def cancelling(self, submission_ids: Sequence[str]) -> Iterator[None]:
+        """The signal cancels these in the block: turns that this very call may run, so it does not look meanwhile.
+
+        There may be none yet when the block begins.
+        """
+        if self.signal is None:
+            yield
+            return
+        forget = self.signal.on_abort(lambda: self._cancel_here(submission_ids))
         try:
-            self._cancel(submission_id)
-            self.rt.monitor.beat()
-        except Exception as error:
-            logger.warning("could not cancel submission %s yet: %s", submission_id, type(error).__name__)
+            yield
+        finally:
+            forget()
+
+    def _cancel_here(self, submission_ids: Sequence[str]) -> None:
+        for submission_id in submission_ids:
+            try:
+                self._cancel(submission_id)
+                self.rt.monitor.beat()
+            except Exception as error:
+                logger.warning("could not cancel submission %s yet: %s", submission_id, type(error).__name__)
 
     def _settled(self, row: Any) -> Any:
         """A cancelled turn is ended at once, and its worker stores the partial text soon."""
@@ -217,8 +232,8 @@ class Wait:
                 if signal is not None:
                     stack.callback(signal.on_abort(watch.ring))
             runs_here = helps or self.rt.meanwhile is not None
-            if self.signal is not None and submission_id is not None and runs_here:
-                stack.callback(self.signal.on_abort(lambda: self._cancel_here(submission_id)))
+            if submission_id is not None and runs_here:
+                stack.enter_context(self.cancelling([submission_id]))
             yield watch
 
     def _loop(self, look: Callable[[], T | None], watch: Watch, *, helps: bool) -> T | None:
