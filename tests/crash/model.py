@@ -21,18 +21,23 @@ PACES = {"slowly": 0.15, "slowest": 0.6, "glacially": 1.5}
 
 def answer(body: dict[str, Any]) -> Response:
     """The next step of the plan ``do: tool tool … #name``, at the pace that the plan says."""
+    if body["model"].startswith("poor-"):
+        return json_response({"error": {"message": "no credit"}}, status=402)
     messages = body["messages"]
     told = max(i for i, m in enumerate(messages) if m["role"] == "user" and text_of(m) != GO_ON)
     words = text_of(messages[told]).removeprefix("do:").split()
     pace = next((PACES[word] for word in words if word in PACES), 0.0)
     plan = [word for word in words if word not in PACES and not word.startswith("#")]
     since = messages[told + 1 :]
-    done = sum(1 for message in since if message["role"] == "tool")
+    results = [text_of(message) for message in since if message["role"] == "tool"]
+    refused = [result for result in results if "does not fit" in result]
+    done = len(results) - len(refused)
     if done < len(plan):
         return stream(*tool_call_frames((plan[done], {"what": "it"}), ids=[f"call_{done}"]))
     final = next((name for name in tools_of(body) if name.startswith("think_final_answer")), None)
     if final is not None:
-        return paced(tool_call_frames((final, ANSWER), ids=["call_final"]), pace)
+        given = ANSWER if refused or "#badly" not in words else {"title": ["no", "title"]}
+        return paced(tool_call_frames((final, given), ids=["call_final"]), pace)
     said = text_of(since[-2]) if since and text_of(since[-1]) == GO_ON else ""
     if not FINAL.startswith(said):
         return json_response({"error": {"message": f"{said!r} is not what was said"}}, status=400)

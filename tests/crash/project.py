@@ -15,6 +15,10 @@ from think_celery.tools import ToolContext, tool
 
 EFFECTS = "CRASH_EFFECTS"
 """The environment variable that names the file to which each effect appends a line."""
+MODELS = "CRASH_MODELS"
+"""The one that names several models, in order; one whose name begins with ``poor-`` refuses each request."""
+ASKED = "CRASH_ASKED"
+"""With this one, being asked what becomes of an interrupted turn is an effect, too."""
 LINGER = "CRASH_LINGER"
 """The one that says how many seconds pass then, before its result can be stored."""
 
@@ -43,6 +47,15 @@ class Scribe(Think):
     """
 
     system_prompt = "Do as you are told."
+
+    def get_model(self) -> Any:
+        """Those of the environment, if it names some."""
+        return [f"openai/{name}" for name in os.environ.get(MODELS, "").split()] or None
+
+    def on_chat_recovery(self, ctx: Any) -> None:
+        """Go on."""
+        if os.environ.get(ASKED):
+            effect("asked", ctx.submission_id)
 
     @tool(idempotent=True)
     def note(self, what: str, context: ToolContext) -> str:
@@ -73,7 +86,8 @@ class Saga(ThinkWorkflow[Scribe, dict[str, Any]]):
     def run(self, event: Any, step: Any) -> dict[str, Any]:
         """Fetch, ask, wait, book, send."""
         fetched = step.do("fetch", lambda context: effect("fetch", context.idempotency_key))
-        draft = step.prompt("ask", prompt=event.payload["prompt"], output=Draft)
+        retries = event.payload.get("retries", 0)
+        draft = step.prompt("ask", prompt=event.payload["prompt"], output=Draft, output_retries=retries)
         go = step.wait_for_event("go", type="go")
         booked = step.transaction("book", lambda conn: book(conn, event.workflow_id))
         sent = step.do("send", lambda context: effect("send", context.idempotency_key))

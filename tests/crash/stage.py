@@ -106,9 +106,9 @@ class Stage:
         """Submit a turn."""
         return self.agent.submit_messages(prompt, idempotency_key=KEY)
 
-    def start_saga(self, prompt: str) -> str:
+    def start_saga(self, prompt: str, **params: Any) -> str:
         """Start the saga."""
-        return self.agent.run_workflow(Saga, {"prompt": prompt}, workflow_id=SAGA_ID)
+        return self.agent.run_workflow(Saga, {"prompt": prompt, **params}, workflow_id=SAGA_ID)
 
     def send_go(self) -> None:
         """Send what the saga waits for; twice is once."""
@@ -174,6 +174,10 @@ class Stage:
     def requests(self) -> list[Any]:
         """What the model was asked."""
         return [body for body in self._model.requests if body["model"] == self.name]
+
+    def refused_requests(self) -> list[Any]:
+        """What the model that refuses everything was asked."""
+        return [body for body in self._model.requests if body["model"] == f"poor-{self.name}"]
 
     def effects(self) -> list[dict[str, Any]]:
         """What was done."""
