@@ -21,6 +21,7 @@ from celery import Celery
 from click.testing import CliRunner
 
 from tests import servers
+from tests.providers import anthropic_frames
 from tests.providers.server import ModelServer, Response, json_response, stream, text_frames, tool_call_frames
 from think_celery import Think, agenthandle, inspection, runtime
 from think_celery.cli import checks, diagnosis, main
@@ -416,6 +417,27 @@ class TestAModel:
         assert request["stream"] is True
         assert request["tool_choice"]["function"]["name"] == FINAL_ANSWER
         assert [each["function"]["name"] for each in request["tools"]] == [FINAL_ANSWER]
+
+    def test_one_of_anthropic(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same request in its wire format, with its own key and address (A17)."""
+        with ModelServer() as server:
+            block = anthropic_frames.call_block(0, FINAL_ANSWER, GOOD)
+            server.script(anthropic_frames.message(block, reason="tool_use"))
+            monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url)
+            monkeypatch.setenv("ANTHROPIC_API_KEY", SECRET)
+            said = doctor("--model", "anthropic/some-model", broker="redis://127.0.0.1:1/0")
+            (request,) = server.requests
+
+        assert (said.exit_code, "can answer a step.prompt" in said.text("model")) == (0, True)
+        assert request["tool_choice"] == {"type": "tool", "name": FINAL_ANSWER}
+        assert SECRET not in said.output
+
+    def test_one_of_pydantic_ai(self) -> None:
+        """Models in memory need no key; what this one makes up by the schema fits it (A17)."""
+        said = doctor("--model", "pydantic-ai/test", broker="redis://127.0.0.1:1/0")
+
+        assert said.level("model") == "ok"
+        assert "pydantic-ai/test" in said.text("model")
 
     def test_one_without_a_key_is_told_of(self) -> None:
         """Nothing is asked."""
