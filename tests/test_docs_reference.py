@@ -78,10 +78,10 @@ class TestSettings:
     @pytest.mark.parametrize("setting", fields(Settings), ids=lambda setting: setting.metadata["key"])
     def test_the_environment_spelling_works(self, setting):
         """Each variable that the table names sets its setting, to its default's own text where it has one."""
+        key, default = setting.metadata["key"], setting.default
         samples = {"think_imports": "shop.agents,shop.flows"}
         if key.endswith("_base_url"):
             samples[key] = "http://127.0.0.1/v1"
-        key, default = setting.metadata["key"], setting.default
         sample = samples.get(key) or ("sqlite:///a.db" if default is None else str(default))
         for name in re.findall(r"`(\w+)`", self.rows()[key][2]):
             read = getattr(Settings.from_mapping({}, {name: sample}), setting.name)
