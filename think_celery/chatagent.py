@@ -102,6 +102,6 @@ class ChatAgent(
     def on_submission_status(self, change: StatusChange) -> None:
         """Called when a submission is pending, is running, and when it has ended, after that was committed.
 
-        It is called by whoever made it so: where it was accepted, cancelled or reset, else by the worker. A process
-        that has not imported this class calls nothing.
+        It is called by whoever made it so: where it was accepted, reset, or cancelled before it ran, else in a worker.
+        A process that has not imported this class calls nothing.
         """

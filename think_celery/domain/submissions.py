@@ -287,7 +287,8 @@ def cancel(
         return False
     if row.status == SubmissionStatus.PENDING and row.message_id is not None:
         conversation.place_unfinished(tx, row.agent_id, row.message_id)
-    return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason)
+    tell = row.status == SubmissionStatus.PENDING  # else the worker does, when it gives the turn up
+    return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason, tell=tell)
 
 
 def skip(rt: Runtime, tx: Tx, submission_id: str, reason: str) -> bool:
