@@ -18,7 +18,7 @@ from tests.domain.talk import (
     submit_structured,
     talker,
 )
-from think_celery import Think
+from think_celery import ChatAgent, Think
 from think_celery.domain import claims
 from think_celery.domain.requests import GO_ON
 from think_celery.domain.submissions import INTENDED, Waiting
@@ -527,3 +527,118 @@ class TestTheTranscriptAfterIt:
         assert (done.status, [ctx.recovery_kind for ctx in told]) == (COMPLETED, ["continue"])
         assert [spec.name for spec in model.requests[1].tools] == ["look", "think_final_answer"]
         assert row(t.rt, done).tries == 1
+
+
+class TestTheHooks:
+    """Giving up is an end like any other: who follows the agent's turns hears of it, once."""
+
+    def follow(self, **attributes: Any) -> tuple[Any, list[Any]]:
+        heard: list[Any] = []
+        attributes["on_chat_response"] = lambda self, result: heard.append(result)
+        return talker(**attributes)("a"), heard
+
+    def test_too_many_attempts(self, t):
+        """FR-53: given up after 3 attempts, the hook is told of the error, with what had been said."""
+        agent, heard = self.follow(chat_recovery=RecoveryLimits(max_attempts=3))
+        cut(t, agent, times=9)
+
+        done = ask(t, agent)
+
+        assert done.error_type == "TooManyAttempts"
+        assert [(result.status, result.error_type) for result in heard] == [("error", "TooManyAttempts")]
+        assert heard[0].message.text == HALF * 3
+        assert heard[0].message.id == done.message_id
+
+    def test_too_long_without_progress(self, t):
+        """The same for the limit of time."""
+        agent, heard = self.follow(chat_recovery=RecoveryLimits(max_time=1))
+        t.script(agent, say("Hi"))
+        submission = agent.submit_messages("Go")
+        t.rt.stopping.abort("the worker stops")
+        claims.run(t.rt, submission.submission_id)
+        t.rt.stopping = AbortController()
+        t.clock.advance(timedelta(seconds=5))
+
+        t.run_until_idle()
+
+        assert [result.error_type for result in heard] == ["NoProgress"]
+        assert now(agent, submission).status == "error"
+
+    def test_not_resumed(self, t):
+        """B17: ``resume=False`` is an end that the hook is told of, too."""
+        agent, heard = self.follow(on_chat_recovery=lambda self, ctx: Recovery(resume=False, reason="enough"))
+        cut(t, agent)
+
+        ask(t, agent)
+
+        assert [(result.status, result.error, result.message.text) for result in heard] == [
+            ("aborted", "enough", HALF)
+        ]
+
+    def test_a_stall_is_no_end(self, t):
+        """A turn that is taken up again has not ended: the hook is told once, of its end."""
+        agent, heard = self.follow(chat_recovery=RecoveryLimits(stall=60))
+        stalls = iter([61, 0])
+
+        def respond(request: ModelRequest) -> Any:
+            yield TextDelta("word ")
+            t.clock.sleep(next(stalls))
+            t.rt.monitor.beat()
+            yield TextDelta("more ")
+
+        t.use_model(FunctionModel(respond), agent)
+
+        assert ask(t, agent).status is COMPLETED
+        assert [result.status for result in heard] == ["completed"]
+
+
+class TestALoopOfOnesOwn:
+    """An agent that answers by itself is asked like any other."""
+
+    def agent(self, t: Any, decision: Recovery | None) -> tuple[Any, list[RecoveryContext], list[Any]]:
+        told: list[RecoveryContext] = []
+        partials: list[Any] = []
+        deaths = iter([1])
+
+        class Soloist(ChatAgent, name="Soloist"):
+            def on_chat_recovery(self, ctx: RecoveryContext) -> Recovery | None:
+                told.append(ctx)
+                return decision
+
+            def on_chat_message(self, ctx: Any) -> Any:
+                partials.append(None if ctx.partial is None else ctx.partial.text)
+                yield HALF if ctx.partial is None else REST
+                if next(deaths, None):
+                    t.clock.sleep(1.5)
+                    yield ""
+                    t.crash_at("turn:streaming")
+                    yield ""
+                if ctx.partial is None:
+                    yield REST
+
+        return Soloist("a"), told, partials
+
+    def test_it_goes_on(self, t):
+        """By default with what there is."""
+        agent, told, partials = self.agent(t, None)
+
+        done = ask(t, agent)
+
+        assert (done.status, done.message().text) == (COMPLETED, HALF + REST)
+        assert [ctx.partial_text for ctx in told] == [HALF]
+        assert partials == [None, HALF]
+
+    def test_without_the_partial(self, t):
+        """``persist=False``: its code begins again."""
+        agent, _, partials = self.agent(t, Recovery(persist=False))
+
+        assert ask(t, agent).message().text == HALF + REST
+        assert partials == [None, None]
+
+    def test_it_ends(self, t):
+        """``resume=False``: its code is not called."""
+        agent, _, partials = self.agent(t, Recovery(resume=False))
+
+        done = ask(t, agent)
+
+        assert (done.status, done.message().text, partials) == ("aborted", HALF, [None])
