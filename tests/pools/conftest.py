@@ -18,15 +18,24 @@ from tests.crash.conftest import (
     theatre_of,
 )
 from tests.crash.model import answer, text_of
-from tests.providers.server import HANG, ModelServer, Response, stream
+from tests.providers.server import HANG, Hang, ModelServer, Response, chunk, json_response, stream
 
 __all__ = ["children", "make_stage", "pace", "pytest_pyfunc_call", "redis_url", "stage"]
 
 
+FAULTS = {
+    "silent": stream(HANG),
+    "pinging": stream(Hang(ping=b": keep-alive\n\n")),
+    "halting": stream(chunk({"content": "Well"}), HANG),
+    "busy": json_response({"error": {"message": "later"}}, 429, retry_after="3600"),
+}
+"""Nothing after the headers, only keep-alives, nothing after the first word, and a wish to be asked in an hour."""
+
+
 def reply(body: dict[str, Any]) -> Response:
-    """What the model of the crash tests says, but nothing after the headers where the prompt is ``silent``."""
-    silent = any("silent" in text_of(message) for message in body["messages"])
-    return stream(HANG) if silent else answer(body)
+    """What the model of the crash tests says, but where the prompt is one word of :data:`FAULTS`."""
+    words = " ".join(text_of(message) for message in body["messages"]).split()
+    return next((FAULTS[word] for word in words if word in FAULTS), None) or answer(body)
 
 
 @pytest.fixture(scope="session")

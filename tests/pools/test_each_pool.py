@@ -58,6 +58,28 @@ class TestEveryPool:
         assert (row_of(stage, silent).status, row_of(stage, silent).error_type) == ("error", "TurnTimeout")
         assert row_of(stage, after).status == "completed"
 
+    def test_the_limits_of_a_model(self, stage: Stage, redis_url: str, pool: str) -> None:
+        """FR-81, FR-82: silence, keep-alives and a halt each end at their own limit; a long wait frees the one slot."""
+        limits = {"FIRST_TOKEN_TIMEOUT": "1", "TOKEN_GAP_TIMEOUT": "1.5", "MODEL_ATTEMPTS": "2"}
+        stage.environment.update({f"THINK_{name}": value for name, value in limits.items()})
+        begin(stage, pool, redis_url, {"worker_concurrency": 4 if pool == "gevent" else 1})
+        connect(stage, redis_url)
+        began_at = time.monotonic()
+
+        faults = ("busy", "silent", "pinging", "halting")
+        turns = {word: hand(stage, word).submit_messages(word).submission_id for word in faults}
+        after = hand(stage, "after").submit_messages("do:").submission_id
+        failed = [turns[word] for word in faults[1:]]
+        ended_at = stage.until(lambda: ended(stage, *failed, after), 3 * BOUND, what="ended")
+
+        assert stage.took(began_at, ended_at) <= 3 * 5.0  # two attempts each, one turn after the other
+        errors = {word: row_of(stage, turns[word]).error for word in faults[1:]}
+        assert "no token came within 1 s" in errors["silent"]
+        assert "no token came within 1 s" in errors["pinging"]
+        assert "no token came for 1.5 s in the middle" in errors["halting"]
+        assert row_of(stage, after).status == "completed"
+        assert (row_of(stage, turns["busy"]).status, row_of(stage, turns["busy"]).attempts) == ("pending", 0)
+
 
 class TestHandingOver:
     """A worker stops in the middle of an answer: another goes on there, and nobody waits for a lease."""
