@@ -3,8 +3,25 @@
 import pytest
 
 from think_celery.domain.answers import Answer
-from think_celery.messages import ReasoningPart, StepStartPart, TextPart, ToolPart
-from think_celery.protocols import Finish, ReasoningDelta, TextDelta, ToolCallComplete, ToolCallDelta, Usage
+from think_celery.messages import (
+    ReasoningPart,
+    StepStartPart,
+    TextPart,
+    ToolPart,
+    UIMessage,
+    dump_parts,
+    load_parts,
+)
+from think_celery.protocols import (
+    Finish,
+    ReasoningDelta,
+    ReasoningEnd,
+    StepMetadata,
+    TextDelta,
+    ToolCallComplete,
+    ToolCallDelta,
+    Usage,
+)
 
 CALL = [
     ToolCallDelta(0, "c1", "add", ""),
@@ -200,3 +217,65 @@ class TestHidden:
         fed(answer, ToolCallComplete(0, "f", "think_final_answer", "{}"))
 
         assert [part.tool_name for part in answer.end_step()] == ["think_final_answer"]
+
+
+class TestWhatAProviderWantsBack:
+    def test_reasoning_comes_in_blocks(self):
+        """FR-83: each block is a part with what its provider wants back, also one without a text."""
+        answer = Answer()
+        answer.begin_step()
+
+        chunks = fed(
+            answer,
+            ReasoningDelta("a"),
+            ReasoningDelta("b"),
+            ReasoningEnd({"p": {"signature": "S"}}),
+            ReasoningEnd({"p": {"secret": "D"}}),
+            ReasoningDelta("c"),
+            ReasoningEnd(),
+            ReasoningEnd(),
+            TextDelta("d"),
+        )
+
+        answer.end_step()
+        parts = [part for part in answer.parts if isinstance(part, ReasoningPart)]
+        assert [(part.text, part.provider_metadata) for part in parts] == [
+            ("ab", {"p": {"signature": "S"}}),
+            ("", {"p": {"secret": "D"}}),
+            ("c", None),
+        ]
+        ids = [chunk["id"] for chunk in chunks if chunk["type"] == "reasoning-end"]
+        assert ids == [chunk["id"] for chunk in chunks if chunk["type"] == "reasoning-start"]
+        assert len(set(ids)) == 3
+        assert UIMessage(role="assistant", parts=answer.parts).text == "d"
+
+    def test_calls_and_whole_answers(self):
+        """A call's fields stand with the call, the answer's with its last part; both survive storage."""
+        answer = Answer()
+        answer.begin_step()
+        fed(answer, TextDelta("a"), StepMetadata({"p": {"message": {"x": 1}}}))
+        fed(answer, ToolCallComplete(0, "c1", "add", "{}", {"p": {"call": {"sig": "S"}}}))
+        fed(answer, StepMetadata({"q": {"message": {"y": 2}}}))
+
+        answer.end_step()
+        _, text, call = load_parts(dump_parts(answer.parts))
+
+        assert text.provider_metadata == {"p": {"message": {"x": 1}}}
+        assert call.call_provider_metadata == {"p": {"call": {"sig": "S"}}, "q": {"message": {"y": 2}}}
+        assert call.to_dict()["callProviderMetadata"]["p"] == {"call": {"sig": "S"}}
+
+    def test_a_look_in_the_middle_sees_all_of_it(self):
+        """What is stored while the text still grows is the text so far, and it grows on."""
+        answer = Answer()
+        answer.begin_step()
+
+        seen = []
+        for piece in "abc":
+            fed(answer, TextDelta(piece))
+            seen.append(answer.so_far()[-1].text)
+        answer.rewind()
+        answer.begin_step()
+        fed(answer, TextDelta("x"))
+
+        assert seen == ["a", "ab", "abc"]
+        assert [part.text for part in answer.so_far()[1:]] == ["x"]

@@ -40,8 +40,11 @@ class Answer:
         self.final: ToolCallComplete | None = None
         self.taken: set[str] = set()  # the ids of the calls in the conversation before
         self.step_parts: list[Part] = []
-        self._closed: Part | None = None  # the reasoning that does not grow any more
         self._calls: dict[int, ToolPart] = {}
+        # The last part's text while it grows: joined when somebody looks, for joining each piece copies all of it.
+        self._growing: type[Part] | None = None
+        self._growing_id = self._delta = ""
+        self._pieces: list[str] = []
 
     @property
     def steps(self) -> int:
@@ -50,7 +53,7 @@ class Answer:
 
     def begin_step(self, *, continues: bool = False) -> list[Chunk]:
         """Begin a model step; one that *continues* an interrupted one belongs to the same step."""
-        self.step_parts, self._calls, self.final = [], {}, None
+        self.rewind()
         if continues:
             return []
         self.step_parts.append(StepStartPart())
@@ -59,9 +62,11 @@ class Answer:
     def rewind(self) -> None:
         """Forget what the present attempt has brought."""
         self.step_parts, self._calls, self.final = [], {}, None
+        self._growing, self._pieces = None, []
 
     def end_step(self) -> list[ToolPart]:
         """Make the step's parts the message's own, and return the calls to run."""
+        self._settle()
         calls = []
         for part in self.step_parts:
             if isinstance(part, TextPart | ReasoningPart):
@@ -99,6 +104,7 @@ class Answer:
 
     def so_far(self) -> list[Part]:
         """The parts as they are stored while the step still streams: none of its calls is whole yet."""
+        self._join()
         return [*self.parts, *self.step_parts]
 
     def feed(self, event: ModelEvent) -> list[Chunk]:
@@ -119,32 +125,41 @@ class Answer:
 
     def _grow(self, kind: type[TextPart] | type[ReasoningPart], name: str, text: str) -> list[Chunk]:
         text = clean(text)
-        last = self.step_parts[-1] if self.step_parts else None
-        grows = type(last) is kind and last is not self._closed
-        part_id = f"{name}-{len(self.parts) + len(self.step_parts) - grows}"
-        chunks: list[Chunk] = []
-        if not grows:
-            self.step_parts.append(kind(text="", state="streaming"))
+        if self._growing is kind:  # what nearly all events do
+            self._pieces.append(text)
+            return [{"type": self._delta, "id": self._growing_id, "delta": text}]
+        self._settle()
+        self._growing, self._delta = kind, f"{name}-delta"
+        self._growing_id = f"{name}-{len(self.parts) + len(self.step_parts)}"
+        self.step_parts.append(kind(text="", state="streaming"))
+        self._pieces.append(text)
+        return [
+            {"type": f"{name}-start", "id": self._growing_id},
+            {"type": f"{name}-delta", "id": self._growing_id, "delta": text},
+        ]
+
+    def _settle(self) -> None:
+        """Give the last part the pieces of its text that have come since; nothing grows from now on."""
+        self._join()
+        self._growing = None
+
+    def _join(self) -> None:
+        if self._pieces:
             last = self.step_parts[-1]
-            chunks.append({"type": f"{name}-start", "id": part_id})
-        assert isinstance(last, TextPart | ReasoningPart)
-        last.text += text
-        return [*chunks, {"type": f"{name}-delta", "id": part_id, "delta": text}]
+            assert isinstance(last, TextPart | ReasoningPart)
+            last.text += "".join(self._pieces)
+            self._pieces = []
 
     def _close_reasoning(self, metadata: ProviderMetadata | None) -> list[Chunk]:
         chunks: list[Chunk] = []
-        last = self.step_parts[-1] if self.step_parts else None
-        if not isinstance(last, ReasoningPart) or last is self._closed:
+        if self._growing is not ReasoningPart:
             if not metadata:
                 return []
             chunks = self._grow(ReasoningPart, "reasoning", "")[:1]  # its start
-            last = self.step_parts[-1]
+        self._settle()
+        last = self.step_parts[-1]
         assert isinstance(last, ReasoningPart)
-        self._closed = last
-        end: Chunk = {
-            "type": "reasoning-end",
-            "id": f"reasoning-{len(self.parts) + len(self.step_parts) - 1}",
-        }
+        end: Chunk = {"type": "reasoning-end", "id": self._growing_id}
         if metadata:
             last.provider_metadata = end["providerMetadata"] = merged(last.provider_metadata, metadata)
         return [*chunks, end]
@@ -174,6 +189,7 @@ class Answer:
                 tool_call_id=UniqueIds(taken).unique(event.tool_call_id),
                 state="input-streaming",
             )
+            self._settle()
             self._calls[event.index] = part
             self.step_parts.append(part)
             chunks.append(
