@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import accept, floors, growth, parked, peers, recovery, report, step, turn, wake
+from benchmarks import accept, floors, growth, parked, peers, recovery, report, step, streaming, turn, wake
 from benchmarks.figures import SIZES, Row, Size
 from benchmarks.place import ROOT, Place, clear_environment, place
 
@@ -19,6 +19,7 @@ MEASUREMENTS: Mapping[str, Callable[[Place, Size], Iterator[Row]]] = {
     "accept": accept.measure,
     "step": step.measure,
     "turn": turn.measure,
+    "streaming": streaming.measure,
     "wake": wake.measure,
     "parked": parked.measure,
     "growth": growth.measure,
