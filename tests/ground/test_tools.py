@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -20,6 +21,7 @@ from think_celery.errors import (
     InvalidTool,
     InvalidToolArguments,
     InvalidToolResult,
+    UnsupportedSchema,
 )
 from think_celery.signals import AbortController
 from think_celery.tools import (
@@ -27,6 +29,7 @@ from think_celery.tools import (
     ToolContext,
     as_tool,
     as_tools,
+    client_tool,
     dump_result,
     parse_arguments,
     tool,
@@ -612,3 +615,135 @@ def test_a_result_that_contains_itself_is_an_error():
 
     with pytest.raises(InvalidToolResult):
         dump_result(around)
+
+
+class TestApprovals:
+    """B26: which calls of a tool need somebody's approval."""
+
+    def made(self, needs_approval: Any, **arguments: Any) -> bool:
+        @tool(needs_approval=needs_approval)
+        def pay(euros: int, to: str = "Ann", context: ToolContext | None = None) -> None:
+            """Pay."""
+
+        made = as_tool(pay)
+        return made.asks_first(made.validate(arguments))
+
+    @pytest.mark.parametrize(("asks", "expected"), [(True, True), (False, False), (lambda **all: True, True)])
+    def test_always_never_or_by_a_function(self, asks, expected):
+        """The same for each call, or what a function says of it."""
+        assert self.made(asks, euros=1) is expected
+
+    def test_a_function_takes_what_it_names(self):
+        """It gets arguments as the tool would, with the tool's defaults, and nothing that it does not name."""
+        told: list[Any] = []
+
+        assert self.made(lambda euros: told.append(euros) or euros > 5, euros=9)
+        assert not self.made(lambda euros, to, much=7: told.append((euros, to, much)), euros="9")
+        assert not self.made(lambda **given: told.append(given), euros=9, to="Bob")
+        assert told == [9, (9, "Ann", 7), {"euros": 9, "to": "Bob"}]
+
+    @pytest.mark.parametrize(
+        ("asks", "problem"),
+        [
+            (lambda amount: True, "'amount', which is none of the tool's parameters"),
+            (lambda context: True, "'context'"),
+            (lambda euros, /: True, "'euros'"),
+            ("yes", "needs_approval is 'yes'"),
+            (1, "needs_approval is 1"),
+        ],
+    )
+    def test_what_can_not_decide_is_refused(self, asks, problem):
+        """When the tool is made, not when its call waits."""
+        with pytest.raises(InvalidTool, match=re.escape(problem)):
+            self.made(asks, euros=1)
+
+    def test_an_async_function_is_refused(self):
+        """As all that turns call."""
+
+        async def asks(euros: int) -> bool:
+            return True
+
+        with pytest.raises(AsyncNotSupported, match="needs_approval"):
+            self.made(asks, euros=1)
+
+    def test_a_tool_made_by_hand(self):
+        """A function gets the arguments as the model wrote them; a name that the schema lacks is refused."""
+        schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+        made = Tool(
+            name="x", description="", parameters=schema, function=lambda n: n, needs_approval=lambda n: n > 1
+        )
+
+        assert made.asks_first({"n": 2})
+        with pytest.raises(InvalidTool, match="'m'"):
+            Tool(
+                name="x",
+                description="",
+                parameters=schema,
+                function=lambda n: n,
+                needs_approval=lambda m: True,
+            )
+
+    def test_an_overriding_method_keeps_it(self):
+        """An approval that a base asks for is not lost by overriding the method."""
+
+        class Base:
+            @tool(needs_approval=True)
+            def pay(self, euros: int) -> None:
+                """Pay."""
+
+        class Sub(Base):
+            def pay(self, euros: int) -> None:
+                """Pay."""
+
+        (made,) = tools_of(Sub())
+        assert made.needs_approval is True
+
+
+class Place(BaseModel):
+    lat: float
+
+
+class TestClientTools:
+    """B26: tools that a client runs."""
+
+    @pytest.mark.parametrize(
+        ("parameters", "fits", "unfit"),
+        [
+            (None, {}, {"a": 1}),
+            (Place, {"lat": 1.5}, {"lat": "north"}),
+            ({"type": "object", "properties": {"n": {"type": "integer"}}}, {"n": 1}, {"n": "x"}),
+        ],
+    )
+    def test_its_schema(self, parameters, fits, unfit):
+        """Nothing, a type or a JSON Schema: the model's arguments are checked before any client sees them."""
+        made = client_tool("locate", "Where?", parameters)
+
+        assert (made.name, made.description, made.is_client) == ("locate", "Where?", True)
+        assert made.parameters["type"] == "object"
+        assert made.validate(fits) == fits
+        with pytest.raises(InvalidToolArguments):
+            made.validate(unfit)
+        assert not made.asks_first(fits)
+
+    @pytest.mark.parametrize("name", ["", "a b", "x" * 65, 7])
+    def test_a_name_that_is_none(self, name):
+        """The model must be able to call it."""
+        with pytest.raises(InvalidTool, match="no name for a tool"):
+            client_tool(name, "")
+
+    def test_what_is_refused(self):
+        """A schema of something else than an object, a type that has none, an approval beside the client's answer."""
+        with pytest.raises(InvalidTool, match="object"):
+            client_tool("x", "", {"type": "string"})
+        with pytest.raises(UnsupportedSchema):
+            client_tool("x", "", int)
+        with pytest.raises(InvalidTool, match="a client runs it"):
+            Tool(name="x", description="", parameters={"type": "object"}, needs_approval=True)
+
+    def test_among_functions(self):
+        """It is offered like any other; two of one name are refused."""
+        made = client_tool("locate", "Where?")
+
+        assert as_tools([made]) == [made]
+        with pytest.raises(InvalidTool, match="another tool has this name"):
+            as_tools([made, made])
