@@ -13,7 +13,7 @@ from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
 from think_celery import AbortController, Think
 from think_celery.chatagent import ChatAgent
-from think_celery.domain import claims, conversation, drafts, submissions
+from think_celery.domain import claims, conversation, drafts, retention, submissions
 from think_celery.domain.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
 from think_celery.domain.conversation import INTERRUPTED, UNKNOWN_OUTCOME
 from think_celery.domain.interactions import WAITS_FOR_APPROVAL, WAITS_FOR_CLIENT, WILL_RUN, WITHDRAWN
@@ -198,6 +198,51 @@ class TestWithdrawn:
 
         assert (late.taken, late.status, late.submission_id) == (False, "withdrawn", None)
         assert (agent.pending_interactions(), agent.messages, till.paid) == ([], [], [])
+
+    def test_a_reset_of_the_turns_alone(self, t, till):
+        """Where the conversation stays, its calls say that they were withdrawn, and so is the model told."""
+        agent = till.agent()
+        model = t.script(agent, [call("pay", {"euros": 5}), call("locate")], say("I see."))
+        ask(t, agent)
+
+        agent.reset_turn_state()
+
+        assert agent.pending_interactions() == []
+        assert calls_of(agent.messages[-1])[0].error_text == WITHDRAWN
+        ask(t, agent, "And now?")
+        assert told(model.requests[-1]) == [("pay", WITHDRAWN), ("locate", WITHDRAWN)]
+        transcripts.check(model.requests)
+
+    def test_a_destroyed_agent(self, t, till):
+        """Nothing of its calls is left."""
+        agent = till.agent()
+        t.script(agent, [call("pay", {"euros": 5}), call("locate")])
+        ask(t, agent)
+
+        agent.destroy()
+        t.run_until_idle()
+
+        assert interaction_rows(t) == []
+
+    def test_retention(self, t, till):
+        """Decisions go with age, once the turn that acts on them has ended; what waits stays for ever."""
+        agent = till.agent()
+        two = [call("pay", {"euros": 1}), call("pay", {"euros": 2})]
+        t.script(agent, call("pay", {"euros": 3}), say("Paid."), two, call("pay", {"euros": 4}))
+        for text in ("acted on", "half decided", "undone"):
+            ask(t, agent, text)
+            agent.approve_tool_call(agent.pending_interactions()[-1].tool_call_id)
+            if text != "undone":
+                t.run_until_idle()
+        t.lose_messages()  # the last one's turn does not begin
+        t.clock.advance(timedelta(days=40))
+
+        for _ in range(2):  # the first look begins to count the minutes between two
+            retention.apply(t.rt, 500)
+            t.clock.advance(timedelta(minutes=1))
+
+        assert sorted(row.status for row in interaction_rows(t)) == ["approved", "approved", "open"]
+        assert till.paid == [3]
 
     def test_a_reset_after_the_decision(self, t, till):
         """An approval whose turn has not begun goes with the conversation: nothing runs."""

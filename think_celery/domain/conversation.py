@@ -184,10 +184,11 @@ def reset(
         for row in ended:
             lines.tell_workflow(rt, tx, row, SubmissionStatus(row.status), error=row.error)
             statuses.tell_after(rt, tx, row, SubmissionStatus(row.status), error=row.error)
-        interaction_rows.withdraw_all(tx, agent.id)
         if keep_messages:
+            interactions.withdraw_all(tx, agent.id)
             place_unfinished(tx, agent.id)
         else:
+            interaction_rows.withdraw_all(tx, agent.id)
             message_rows.remove_all(tx, agent.id)
         if also is not None:
             also(tx)

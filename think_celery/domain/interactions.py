@@ -187,6 +187,17 @@ def withdraw(tx: Tx, agent_id: str, submission_id: str) -> None:
             message_rows.update_parts(tx, agent_id, message_id, dump_parts(parts))
 
 
+def withdraw_all(tx: Tx, agent_id: str) -> None:
+    """Nothing of the agent waits any more; its calls say so. Whoever calls this has locked all that waited."""
+    message_ids = {row.message_id for row in rows.open_of(tx, agent_id)}
+    rows.withdraw_all(tx, agent_id)
+    for message_id in message_ids:
+        message = message_rows.get(tx, agent_id, message_id)
+        if message is not None:
+            parts = without_requests(load_parts(message.parts))
+            message_rows.update_parts(tx, agent_id, message_id, dump_parts(parts))
+
+
 def without_requests(parts: Sequence[Part], still_open: Iterable[str] = ()) -> list[Part]:
     """The parts, with each request for an approval that nobody can give any more settled as withdrawn."""
     kept = set(still_open)

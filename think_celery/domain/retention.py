@@ -46,6 +46,7 @@ def _removals(rt: Runtime) -> list[tuple[timedelta | None, Removal]]:
     return [
         (NEWS_KEPT, retention.delete_news),
         (kept, retention.delete_workflows),
+        (kept, retention.delete_decisions),
         (kept, retention.slim_submissions),
         (keys, retention.delete_submissions),
     ]

@@ -9,13 +9,13 @@ from typing import Any
 
 from sqlalchemy import BindParameter, and_, bindparam, delete, exists, func, null, or_, select, update
 
-from think_celery.states import OutboxStatus, is_terminal
+from think_celery.states import InteractionStatus, OutboxStatus, is_terminal
 from think_celery.store import usage
 from think_celery.store.database import Tx
 from think_celery.store.removals import UNTOLD
 from think_celery.store.statements import AT_MOST, now, span
 from think_celery.store.submissions import TERMINAL
-from think_celery.store.tables import events, outbox, steps, submissions, workflows
+from think_celery.store.tables import events, interactions, outbox, steps, submissions, workflows
 from think_celery.store.workflows import TERMINAL as ENDED_RUNS
 
 _AGE = now(span("age"))
@@ -86,6 +86,32 @@ def delete_submissions(tx: Tx, age: timedelta, limit: int) -> int:
         tx.execute(_DELETE_NEWS, {"ids": ids})
         tx.execute(_DELETE, {"numbers": numbers})
     return len(numbers)
+
+
+# --- calls that waited ----------------------------------------------------------------------------
+
+# One that was decided on counts until the turn that acts on it has ended; others of its message may wait still.
+_ACTED_ON = and_(
+    interactions.c.continuation_id.is_not(None),
+    ~exists().where(submissions.c.id == interactions.c.continuation_id, ~_HAS_ENDED),
+)
+_DONE_WITH = (
+    select(interactions.c.id)
+    .where(
+        interactions.c.decided_at.is_not(None),
+        interactions.c.decided_at < _AGE,
+        or_(interactions.c.status == InteractionStatus.WITHDRAWN, _ACTED_ON),
+    )
+    .order_by(interactions.c.decided_at)
+    .limit(AT_MOST)
+    .with_for_update(key_share=True, skip_locked=True, of=interactions)
+)
+_DELETE_DECISIONS = delete(interactions).where(interactions.c.id.in_(_DONE_WITH))
+
+
+def delete_decisions(tx: Tx, age: timedelta, limit: int) -> int:
+    """Delete calls that were decided on so long ago, and say how many. What came of them stands in the messages."""
+    return tx.execute(_DELETE_DECISIONS, _ago(age, limit)).rowcount
 
 
 # --- workflows ------------------------------------------------------------------------------------

@@ -215,6 +215,7 @@ interactions = Table(
     Column("decided_at", UtcDateTime),
     UniqueConstraint("agent_id", "message_id", "tool_call_id"),
     _partial("ix_think_interactions_open", "agent_id", "created_at", where="status = 'open'"),
+    _partial("ix_think_interactions_decided", "decided_at", where="decided_at IS NOT NULL"),
 )
 
 workflows = Table(

@@ -106,6 +106,14 @@ def upgrade() -> None:
         ),
     )
     op.create_index(
+        "ix_think_interactions_decided",
+        "think_interactions",
+        ["decided_at"],
+        unique=False,
+        sqlite_where=sa.text("decided_at IS NOT NULL"),
+        postgresql_where=sa.text("decided_at IS NOT NULL"),
+    )
+    op.create_index(
         "ix_think_interactions_open",
         "think_interactions",
         ["agent_id", "created_at"],
