@@ -21,7 +21,7 @@ from tests.domain.talk import (
     talker,
 )
 from think_celery.domain import afterwards, claims, conversation, tick
-from think_celery.errors import ChainTooLong, LeaseLost
+from think_celery.errors import ChainTooLong, LeaseLost, TurnStillRunning
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import tables
 from think_celery.testing import ThinkTest
@@ -359,6 +359,32 @@ class TestDeath:
         assert line(t.rt, agent).process_id is None
 
 
+class TestChannels:
+    """A reply that goes to a chat channel, posted with an id made of the turn and of what it is."""
+
+    def test_fr_50_each_thing_is_posted_under_one_id(self, t: ThinkTest) -> None:
+        """FR-50: killed after the notice of the interruption, it is posted again under the same id; the answer once."""
+        channel: list[tuple[str, str]] = []
+
+        def before_turn(self: Any, ctx: Any) -> None:
+            if ctx.attempt > 1:
+                channel.append((f"{ctx.submission_id}:interrupted", "One moment, I go on."))
+
+        def on_chat_response(self: Any, result: Any) -> None:
+            channel.append((f"{result.submission_id}:answer", result.message.text))
+
+        agent = talker(before_turn=before_turn, on_chat_response=on_chat_response)("a")
+        t.script(agent, say("Hello"), say("Hello"), say("Hello"))
+        t.crash_at("turn:before-model", times=3)
+
+        done = ask(t, agent)
+
+        notice, reply = f"{done.submission_id}:interrupted", f"{done.submission_id}:answer"
+        assert done.status == COMPLETED
+        assert dict(channel) == {notice: "One moment, I go on.", reply: "Hello"}
+        assert [key for key, _ in channel] == [notice, notice, notice, reply]
+
+
 class TestTheLine:
     def test_it_is_held_and_nobody_runs_meanwhile(self, t: ThinkTest) -> None:
         """Readers see `completed`; a claim of the next turn is `busy`, the tick knocks for nobody."""
@@ -469,7 +495,7 @@ class TestStops:
             live.stopping.abort("SIGTERM")
             try:
                 self.save_messages("more", timeout=20)
-            except LeaseLost:
+            except (LeaseLost, TurnStillRunning):
                 seen.append("refused")
 
         agent_class = talker(on_chat_response=on_chat_response, get_model=saying("one", "two"))
