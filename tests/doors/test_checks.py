@@ -10,6 +10,7 @@ from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, die
 from tests.domain.flows import DESK, begin, flow
+from think_celery import Think
 from think_celery.cli import checks
 from think_celery.cli.checks import Finding
 from think_celery.cli.common import Given
@@ -409,3 +410,28 @@ class TestPings:
         assert one == ["celery"]
         assert again == names
         assert checks.unanswered(t.rt.db, names, began + timedelta(seconds=1)) == ["celery"]
+
+
+def test_a_start_that_fails(t: ThinkTest) -> None:
+    """The agent is named, with the type of the error and not its words; once it has started all is well."""
+
+    class Sleeper(Think):
+        version = "1"
+        fails = True
+
+        def on_start(self) -> None:
+            if Sleeper.fails:
+                raise RuntimeError("words")
+
+    Sleeper("a").start()
+    t.run_until_idle()
+    found = only(checks.unstarted(t.rt.db, Given()))
+    assert found.level == "problem"
+    assert "Sleeper('a')" in found.text
+    assert "RuntimeError" in found.text
+    assert "words" not in found.text
+
+    Sleeper.fails = False
+    Sleeper("a").start()
+    t.run_until_idle()
+    assert only(checks.unstarted(t.rt.db, Given())).level == "ok"

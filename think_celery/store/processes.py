@@ -42,7 +42,7 @@ def renew(tx: Tx, process_id: str, lease: timedelta) -> bool:
 
 
 _STEADY = case((ticks.c.last_at >= now(-STEADY_GAP), ticks.c.steady_since), else_=now())
-_NEW_KIND = insert_new(ticks, ticks.c.kind, last_at=now(-STEADY_GAP * 2), steady_since=now())
+_NEW_KIND = insert_new(ticks, ticks.c.kind, last_at=now(-timedelta(days=1)), steady_since=now())
 _ADMIT = (
     update(ticks)
     .where(ticks.c.kind == bindparam("pass"), ticks.c.last_at <= now(span("ago")))
