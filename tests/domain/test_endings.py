@@ -22,7 +22,7 @@ from tests.domain.talk import (
     shape,
     talker,
 )
-from think_celery.domain import calls, claims, submissions
+from think_celery.domain import calls, claims, leases, submissions
 from think_celery.domain.requests import GO_ON
 from think_celery.errors import ModelAborted, ModelError
 from think_celery.protocols import Finish, TextDelta, Usage
@@ -173,6 +173,36 @@ class TestDeadline:
 
         assert done.error_type == "TurnTimeout"
         assert shape(done.message()) == ["|", ("quick", {}, "quick"), ("deaf", {}, None)]
+
+    def test_of_code_that_hears_nothing(self, sqlite_url, pool, monkeypatch):
+        """FR-53: given up, the turn ends in error, the hook is told once, and the next turn runs; the rest is void."""
+        monkeypatch.setattr(leases, "LET_GO_SECONDS", 0.3)
+        release, heard = threading.Event(), []
+
+        def respond(request: Any) -> Any:
+            if len(model.requests) > 1:
+                yield TextDelta("Hi")
+                return
+            yield TextDelta("Half")
+            release.wait(PATIENCE)
+            yield TextDelta("too late")
+
+        model = FunctionModel(respond)
+        agent = talker(model=model, on_chat_response=lambda self, result: heard.append(result))
+        with worker(sqlite_url, turn_timeout_seconds=0.2) as rt:
+            running = Running(rt, pool, agent)
+            running.until(lambda: heard)
+            following = running.agent.submit_messages("Next")
+            running.until(lambda: claims.run(rt, following.submission_id).ended)
+            release.set()
+            word = running.outcome.result(PATIENCE).word
+
+        assert [(result.status, result.error_type) for result in heard] == [
+            ("error", "TurnTimeout"),
+            ("completed", None),
+        ]
+        assert heard[0].message.role == "assistant"
+        assert word == "lease-lost"
 
     def test_that_passes_between_two_steps(self, quick):
         """No further request is made once the deadline has passed."""

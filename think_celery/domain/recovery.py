@@ -5,16 +5,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from think_celery.domain import conversation, knocks, lines
+from think_celery.domain import conversation, knocks, lines, statuses
 from think_celery.domain.conversation import UNKNOWN_OUTCOME
 from think_celery.domain.liveness import host_facts, known_dead
+from think_celery.domain.outcomes import Ended
 from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import TurnTimeout
-from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
+from think_celery.ids import AgentRef
+from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart, UIMessage
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import heads, leases, processes, submissions, workflows
 from think_celery.store import lines as line_rows
+from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
 from think_celery.store.leases import Lease
 
@@ -169,20 +172,47 @@ def hand_back(rt: Runtime, lease: Lease) -> None:
 
 
 def let_go(rt: Runtime, lease: Lease) -> None:
-    """Take a lease from code of this process that ignored its deadline; a turn ends in error with it."""
-    free = _free_workflow if lease.kind == "workflow" else _end_turn
-    rt.db.transact(lambda tx: free(rt, tx, lease))
+    """Take a lease from code of this process that ignored its deadline; a turn ends in error with it.
+
+    Who follows the agent's turns is told of that end as of any other, while the line is held for it.
+    """
+    if lease.kind == "workflow":
+        rt.db.transact(lambda tx: _free_workflow(rt, tx, lease))
+        return
+    ended = rt.db.transact(lambda tx: _end_turn(rt, tx, lease))
+    if ended is not None:
+        from think_celery.domain import afterwards, claims  # they hold leases, and leases are let go of here
+
+        afterwards.call_hooks(rt, ended, claims.claim_next)
 
 
-def _end_turn(rt: Runtime, tx: Tx, lease: Lease) -> bool:
+def _end_turn(rt: Runtime, tx: Tx, lease: Lease) -> Ended | None:
     if not line_rows.seize_from(tx, lease):
-        return False
+        return None
     running = _running(tx, lease)
     row = None if running is None else submissions.lock(tx, running.id)
+    follows = row is not None and statuses.follows(row.agent_class)
+    error, ended = TurnTimeout(rt.settings.turn_timeout_seconds), SubmissionStatus.ERROR
+    name = type(error).__name__
     if row is not None:
-        error = TurnTimeout(rt.settings.turn_timeout_seconds)
-        name, ended = type(error).__name__, SubmissionStatus.ERROR
-        lines.end(rt, tx, row, ended, error_type=name, error=str(error), holding=True)
+        told = {"error_type": name, "error": str(error)}
+        lines.end(rt, tx, row, ended, **told, holding=True, tell=not follows)
     conversation.place_unfinished(tx, lease.key)
-    lines.expect_next_on(rt, tx, lease.key)
-    return True
+    kept = line_rows.take_line_of(tx, lease.key, lease.process_id) if follows else None
+    if row is None or kept is None:
+        lines.expect_next_on(rt, tx, lease.key)
+        return None
+    stored = message_rows.get(tx, row.agent_id, row.message_id)
+    empty = UIMessage(id=row.message_id, role="assistant", parts=[])
+    return Ended(
+        lease=kept,
+        ref=AgentRef(row.agent_class, row.agent_name),
+        agent=None,
+        submission_id=row.id,
+        kind=row.kind,
+        continuation=row.kind == "continue",
+        metadata=row.metadata,
+        message=empty if stored is None else conversation.from_row(stored),
+        status=ended,
+        error_type=name,
+    )

@@ -27,6 +27,11 @@ def overrides(agent_class: str, *hooks: str) -> bool:
     return any(cls._overrides(hook) for hook in hooks)
 
 
+def follows(agent_class: str) -> bool:
+    """Whether agents of that class want to be told how a turn has ended, before the next one begins."""
+    return overrides(agent_class, "on_chat_response", HOOK)
+
+
 def tell_after(
     rt: Runtime,
     tx: Tx,

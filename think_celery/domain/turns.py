@@ -250,4 +250,4 @@ class Turn(TurnState):
 
 def follow(agent_class: str) -> bool:
     """Whether agents of that class want to be told how a turn has ended, before the next one begins."""
-    return statuses.overrides(agent_class, "on_chat_response", statuses.HOOK)
+    return statuses.follows(agent_class)
