@@ -1,11 +1,13 @@
 """What an agent makes of an interrupted turn: it is asked, decides, and is never asked for ever."""
 
 import json
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from tests.domain.crowd import FORK, clerk, die, said, workers
 from tests.domain.talk import (
     COMPLETED,
     ask,
@@ -19,7 +21,8 @@ from tests.domain.talk import (
     talker,
 )
 from think_celery import ChatAgent, Think
-from think_celery.domain import claims
+from think_celery.domain import claims, recovery
+from think_celery.domain.claimed import Claim
 from think_celery.domain.requests import GO_ON
 from think_celery.domain.submissions import INTENDED, Waiting
 from think_celery.domain.takeover import NOT_RESUMED
@@ -339,6 +342,30 @@ class TestIntent:
 
         done = now(agent, submission)
         assert (done.status, done.error, done.message().text, len(told)) == ("aborted", "stop", HALF, 1)
+
+
+class TestASignal:
+    def test_it_dies_with_its_process(self, database_url):
+        """B17: who had the signal is gone, and so is the worker: recovery goes on without both."""
+        with workers(database_url) as rt:
+
+            def caller() -> None:
+                with workers(database_url) as own:
+                    clerk(own).save_messages("Hello", signal=AbortController().signal)
+
+            child = FORK.Process(target=caller, daemon=True)
+            child.start()
+            while not (found := clerk(rt).list_submissions()):
+                threading.Event().wait(0.005)
+            submission_id = found[0].submission_id
+            assert isinstance(claims.claim(rt, submission_id), Claim)
+            child.kill()
+            child.join(10)
+            die(rt)
+            recovery.sweep(rt)
+
+            assert claims.run(rt, submission_id).word == "completed"
+            assert said(clerk(rt), "assistant") == ["re: Hello"]
 
 
 class TestCrashesInIt:
