@@ -9,12 +9,13 @@ from pydantic import BaseModel
 from tests.domain.flows import Desk, begin
 from tests.domain.talk import COMPLETED, ERROR, LABEL, crash_at_nth, events, now, shape, talker
 from tests.providers.server import ModelServer, tool_call_frames
+from tests.providers.transcripts import check
 from think_celery.domain import submissions
 from think_celery.domain.outputs import KEPT
 from think_celery.messages import ToolPart, as_messages
 from think_celery.protocols import ForcedTool, ModelRequest
 from think_celery.providers.openai import OpenAIModel
-from think_celery.providers.scripted import answer, call, say
+from think_celery.providers.scripted import answer, call, reason, say
 from think_celery.schemas import check_answer
 
 X, BAD, WORSE = {"label": "x"}, {"label": 7}, {"lable": "x"}
@@ -307,6 +308,37 @@ class TestFences:
         }
 
         assert check_answer(schema, '```json\n{"price": 1.10}\n```') == ({"price": "1.10"}, [])
+
+
+class TestTheTranscript:
+    @pytest.mark.parametrize(
+        "first",
+        [
+            answer(BAD),
+            answer("{"),
+            answer("[1]"),
+            answer('"x"'),
+            answer(" "),
+            say("It is x."),
+            [call("look"), answer(BAD)],
+            [reason("Hm."), say("So:"), answer(BAD)],
+        ],
+        ids=["unfit", "cut", "a list", "a text", "empty", "prose", "beside a call", "after words"],
+    )
+    @pytest.mark.parametrize("crash", [False, True])
+    def test_is_valid_for_every_provider(self, t, first, crash):
+        """FR-55: what a provider gets back of a refused answer, and the turn after it, breaks none of its rules."""
+        agent = talker(look)("a")
+        model = t.script(agent, call("look"), first, answer(X), say("Bye."))
+        if crash:
+            t.crash_at("turn:answer-refused")
+
+        done = ask(t, agent, retries=1)
+        agent.submit_messages("Next")
+        t.run_until_idle()
+
+        assert (done.status, len(model.requests)) == (COMPLETED, 4)
+        check(model.requests)
 
 
 class Label(BaseModel):

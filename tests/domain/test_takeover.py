@@ -13,6 +13,7 @@ from tests.domain.talk import (
     ask,
     ask_structured,
     calls_of,
+    crash_at_nth,
     kinds,
     now,
     row,
@@ -20,6 +21,7 @@ from tests.domain.talk import (
     submit_structured,
     talker,
 )
+from tests.providers.transcripts import check
 from think_celery import ChatAgent, Think
 from think_celery.domain import claims, recovery
 from think_celery.domain.claimed import Claim
@@ -28,7 +30,7 @@ from think_celery.domain.submissions import INTENDED, Waiting
 from think_celery.domain.takeover import NOT_RESUMED
 from think_celery.errors import InvalidDuration, InvalidValue, ModelError
 from think_celery.messages import ToolPart
-from think_celery.protocols import Finish, ModelRequest, TextDelta, Usage
+from think_celery.protocols import Finish, ModelRequest, TextDelta, ToolCallComplete, Usage
 from think_celery.providers.scripted import FunctionModel, answer, call, fail, say
 from think_celery.recoveries import Recovery, RecoveryContext, RecoveryLimits
 from think_celery.signals import AbortController
@@ -536,6 +538,41 @@ class TestLimits:
 
 
 class TestTheTranscriptAfterIt:
+    @pytest.mark.parametrize("persist", [True, False])
+    @pytest.mark.parametrize("resume", [True, False])
+    @pytest.mark.parametrize(
+        "point", ["turn:streaming", "turn:tool-marked", "turn:tool-ran", "turn:tool-stored"]
+    )
+    def test_is_valid_for_every_provider(self, t, persist, resume, point):
+        """FR-55: whatever the agent decides, and wherever it was cut, the next requests break no provider's rules."""
+
+        def post() -> str:
+            return "posted"
+
+        agent, told = asked(Recovery(persist=persist, resume=resume))
+        type(agent).get_tools = lambda self: [post]
+
+        def respond(request: ModelRequest) -> Any:
+            last = request.messages[-1]
+            if last.text == "Go":
+                yield TextDelta("Let me ")
+                t.clock.sleep(1.5)
+                yield TextDelta("post.")
+                yield ToolCallComplete(0, "c", "post", "{}")
+            else:
+                yield TextDelta("Done.")
+
+        model = FunctionModel(respond)
+        t.use_model(model, agent)
+        crash_at_nth(t, point, 2 if point == "turn:streaming" else 1)
+
+        done = ask(t, agent)
+        following = ask(t, agent, "Next")
+
+        assert (t.crashes, len(told)) == ([point], 1)
+        assert (done.status, following.status) == ("completed" if resume else "aborted", COMPLETED)
+        check(model.requests)
+
     def test_a_structured_turn(self, t):
         """A turn that owes an answer is asked about like any other, and keeps its final-answer tool."""
 
