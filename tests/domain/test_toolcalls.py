@@ -5,17 +5,20 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
+from tests.domain.flows import worker
 from tests.domain.talk import COMPLETED, ask, calls_of, crash_at_nth, shape, talker
-from think_celery.domain import claims, submissions
+from think_celery.domain import claims, recovery, submissions
 from think_celery.errors import LeaseLost
 from think_celery.protocols import Finish, ToolCallComplete, Usage
 from think_celery.providers.scripted import FunctionModel, Scripted, call, say
 from think_celery.runtime import Runtime
+from think_celery.store import processes
 from think_celery.store import submissions as rows
 from think_celery.testing import ThinkTest
 from think_celery.tools import ToolContext, tool
@@ -336,6 +339,54 @@ class TestAtOnce:
         assert outcome.word == "aborted"
         assert done.status == "aborted"
         assert calls_of(done.message())[0].started is False
+
+
+class TestTakenOver:
+    def test_what_ended_first_stays_ended(self, database_url):
+        """FR-64: the last of three calls ends first, and the worker is lost: who takes over runs the others alone."""
+        ran: list[int] = []
+        release = threading.Event()
+
+        @tool(idempotent=True)
+        def wait(n: int) -> int:
+            ran.append(n)
+            if n < 2:
+                release.wait(10)
+            return n
+
+        def answer(request: Any) -> Any:
+            told = [part for message in request.messages for part in calls_of(message)]
+            return say("ok") if told else [call("wait", {"n": n}) for n in range(3)]
+
+        def stored() -> list[bool]:
+            return [part.settled for message in agent.messages[-1:] for part in calls_of(message)]
+
+        with worker(database_url) as first, worker(database_url) as second, ThreadPoolExecutor(1) as pool:
+            agent = talker(wait, model=FunctionModel(answer))._bound_to(second, "a")
+            submission = agent.submit_messages("Go")
+            running = pool.submit(claims.run, first, submission.submission_id)
+            until(lambda: stored() == [False, False, True])
+            until(lambda: sorted(ran) == [0, 1, 2])
+            dead = first.monitor.process_id()
+            second.db.transact(lambda tx: processes.declare_dead(tx, dead, known=True))
+            recovery.sweep(second)
+            first.monitor.beat()
+            release.set()
+            assert running.result(10).word == "lease-lost"
+
+            assert claims.run(second, submission.submission_id).word == "completed"
+            assert sorted(ran) == [0, 0, 1, 1, 2]
+            assert [part.output for part in calls_of(agent.messages[-1])] == [0, 1, 2]
+            assert agent.messages[-1].text == "ok"
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for it."""
+    for _ in range(1000):
+        if true():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to that")
 
 
 class TestProgress:
