@@ -131,6 +131,20 @@ class EventLogContract:
 
             assert log.read("a", cursor).lost
 
+    def test_an_agent_s_frames_can_be_forgotten(self, log: EventLog) -> None:
+        """Its reader is told and goes on from there. Of an unknown agent there is nothing to forget."""
+        log.append([frame(1), frame(2)])
+        cursor = log.head("a")
+
+        log.forget("a")
+        log.forget("nobody")
+
+        assert log.read("a", cursor).lost
+        assert numbers(log, log.head("a")) == []
+        start = log.head("a")
+        log.append([frame(3)])
+        assert numbers(log, start) == [3]
+
     def test_no_frames_are_nothing_to_write(self, log: EventLog) -> None:
         """An empty append makes no log."""
         start = log.head("a")

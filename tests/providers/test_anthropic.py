@@ -136,6 +136,15 @@ def taken_in(events: list[Any]) -> UIMessage:
 
 
 class TestStream:
+    def test_what_an_answer_cost_that_never_became_whole(self, server, model):
+        """B27: what was read is told at the beginning, and stays with the error."""
+        server.script([message_start(read=7), block_start(0, "text", text=""), CUT_OFF])
+
+        with pytest.raises(ModelError) as failed:
+            list(model.stream(request(), AbortController().signal))
+
+        assert failed.value.usage.input_tokens == 7
+
     def test_pings_are_nothing(self, server, model):
         """FR-78: a ping may come between any two events."""
         pieces = [piece for each in message(text_block("Hello you")) for piece in (PING, each)]

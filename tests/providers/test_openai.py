@@ -205,6 +205,15 @@ class TestToolCalls:
 
 
 class TestFrames:
+    def test_what_an_answer_cost_that_never_became_whole(self, server, model):
+        """B27: the count that came before the connection broke stays with the error."""
+        server.script([chunk({"content": "Hel"}), usage(3, 5), CUT_OFF])
+
+        with pytest.raises(ModelError) as failed:
+            list(model.stream(request(), AbortController().signal))
+
+        assert failed.value.usage.total_tokens == 8
+
     def test_chunks_without_choices_are_bookkeeping(self, server, model):
         """FR-71: first, in the middle and last; the usage in them is taken."""
         filter_data: Piece = {"choices": [], "prompt_filter_results": [{"x": 1}]}

@@ -189,7 +189,8 @@ class Loop:
             try:
                 finish = self._stream(model, request)
                 break
-            except ModelAborted:
+            except ModelAborted as aborted:
+                turn.draft.spend(aborted.usage)
                 raise
             except ModelError as error:
                 turn.draft.spend(error.usage)

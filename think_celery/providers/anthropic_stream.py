@@ -61,6 +61,11 @@ class Answer:
         self._begun = False
         self.done = False
 
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far, as far as the provider has told."""
+        return self._counted()
+
     def take(self, event: ServerSentEvent) -> list[ModelEvent]:
         """The model's events in one event of the stream."""
         frame = frame_of(event)

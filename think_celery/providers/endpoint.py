@@ -6,7 +6,7 @@ import httpx
 
 from think_celery.errors import ModelAborted, ModelError, NoModel
 from think_celery.messages import ToolPart
-from think_celery.protocols import ModelEvent, ModelRequest
+from think_celery.protocols import ModelEvent, ModelRequest, Usage
 from think_celery.providers import failures
 from think_celery.providers.connections import Connection, connections
 from think_celery.providers.options import checked_headers
@@ -151,7 +151,10 @@ class Endpoint:
                         raise failures.of_status(response.status_code, response.headers, body)
                     yield from Reader(response, watched, limits, answer).events()
             except Exception as error:
-                raise self._failure(error, watched, secrets) from None
+                failure = self._failure(error, watched, secrets)
+                if isinstance(failure, ModelError) and answer.usage != Usage():
+                    failure.usage = answer.usage
+                raise failure from None
 
     def _failure(self, error: Exception, watched: Guard, secrets: list[str]) -> Exception:
         """The error to raise. What *watched* did comes first: all else may only be its consequence."""

@@ -51,6 +51,11 @@ class Answer:
         self.done = False
 
     @property
+    def usage(self) -> Usage:
+        """What it has cost so far, as far as the provider has told."""
+        return self._usage
+
+    @property
     def finished(self) -> bool:
         """Whether the provider named a reason for the end: the answer is whole."""
         return self._raw_reason is not None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import httpx
 
 from think_celery.errors import ModelError
-from think_celery.protocols import ModelEvent, ModelTimeouts
+from think_celery.protocols import ModelEvent, ModelTimeouts, Usage
 from think_celery.providers.sse import MAX_EVENT_BYTES, ServerSentEvent, SseDecoder
 from think_celery.providers.watchdog import Guard
 
@@ -29,6 +29,10 @@ class Answer(Protocol):
     @property
     def done(self) -> bool:
         """Whether the provider marked the end of the stream: nothing more is read."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it has cost so far, as far as the provider has told: that stays, if the answer never becomes whole."""
 
     def take(self, event: ServerSentEvent) -> list[ModelEvent]:
         """The model's events in one event of the stream: often none, for frames also keep books.
