@@ -1,7 +1,10 @@
 """`on_chat_response`: after every turn, under its line's lease, never nested; what it asks for runs there. (B9, B10)"""
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +23,13 @@ from tests.domain.talk import (
     row,
     talker,
 )
-from think_celery.domain import afterwards, claims, conversation, tick
+from think_celery.domain import afterwards, claims, conversation, recovery, tick
 from think_celery.errors import ChainTooLong, LeaseLost, TurnStillRunning
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import tables
 from think_celery.testing import ThinkTest
+
+ROOT = Path(__file__).parents[2]
 
 
 def line(rt: Any, agent: Any) -> Any:
@@ -359,6 +364,81 @@ class TestDeath:
         assert line(t.rt, agent).process_id is None
 
 
+KILLED_IN_ITS_HOOK = """
+import os, sys
+from tests.domain.flows import worker
+from tests.domain.talk import talker
+from think_celery.domain import claims
+from think_celery.providers.scripted import FunctionModel, say
+
+model = FunctionModel(lambda request: say("one"))
+with worker(sys.argv[1]) as rt:
+    agent = talker(get_model=lambda self: model, on_chat_response=lambda self, result: os.kill(os.getpid(), 9))
+    claims.run(rt, agent._bound_to(rt, "a").submit_messages("Go").submission_id)
+"""
+
+
+def test_a_worker_that_is_killed_in_a_hook(database_url: str) -> None:
+    """B9: kill -9: the turn is complete, another worker frees the line at once and runs the next one."""
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_ITS_HOOK, database_url], cwd=ROOT, timeout=60, check=False
+    )
+    assert killed.returncode == -9
+
+    told: list[str] = []
+    agent_class = talker(
+        get_model=saying("two"), on_chat_response=lambda self, result: told.append(result.message.text)
+    )
+    with worker(database_url) as rt:
+        agent = agent_class._bound_to(rt, "a")
+        later = agent.submit_messages("Next")
+        assert claims.run(rt, later.submission_id).word == "busy"
+        recovery.reap(rt)
+        assert claims.run(rt, later.submission_id).word == "completed"
+
+        assert [m.text for m in agent.messages] == ["Go", "one", "Next", "two"]
+        assert (told, line(rt, agent).process_id) == (["two"], None)
+
+
+def test_of_many_who_come_while_hooks_run(database_url: str) -> None:
+    """Four threads try every turn of one agent: turns and hooks never overlap, and each end is told of once."""
+    busy, told, problems = threading.Lock(), [], []
+
+    def alone(self: Any, ctx: Any) -> None:
+        if not busy.acquire(blocking=False):
+            problems.append("overlap")
+            return
+        threading.Event().wait(0.002)
+        busy.release()
+
+    def on_chat_response(self: Any, result: Any) -> None:
+        alone(self, result)
+        told.append(result.submission_id)
+        if result.kind == "submit" and len(told) % 2:
+            self.save_messages("more", timeout=30)
+
+    agent_class = talker(
+        get_model=lambda self: FunctionModel(lambda request: say("Hi")),
+        before_turn=alone,
+        on_chat_response=on_chat_response,
+    )
+    with worker(database_url) as rt, ThreadPoolExecutor(4) as pool:
+        agent = agent_class._bound_to(rt, "a")
+        ids = [agent.submit_messages(str(n)).submission_id for n in range(6)]
+
+        def try_all(_: int) -> None:
+            while any(each.status in ("pending", "running") for each in agent.list_submissions()):
+                for submission_id in ids:
+                    claims.run(rt, submission_id)
+
+        list(pool.map(try_all, range(4)))
+
+        ended = [each.submission_id for each in agent.list_submissions(status="completed")]
+        assert (problems, sorted(told)) == ([], sorted(ended))
+        assert len(ended) > 6
+        assert line(rt, agent).process_id is None
+
+
 class TestChannels:
     """A reply that goes to a chat channel, posted with an id made of the turn and of what it is."""
 
@@ -529,6 +609,25 @@ class TestStops:
 
         inner = turn.agent.list_submissions()[0]
         assert (inner.status, row(live, inner).attempts) == ("pending", 0)
+        assert line(live, turn.agent).process_id is None
+
+    def test_a_turn_that_is_handed_over_is_not_told_of(self, live: Any) -> None:
+        """It has not ended: the line is given back, and another worker goes on with it."""
+        told: list[Any] = []
+
+        def on_chunk(self: Any, ctx: Any) -> None:
+            live.stopping.abort("SIGTERM")
+
+        agent_class = talker(
+            on_chat_response=lambda self, result: told.append(result),
+            on_chunk=on_chunk,
+            get_model=saying("Hello"),
+        )
+        with ThreadPoolExecutor() as pool:
+            turn = Running(live, pool, agent_class)
+            assert turn.outcome.result(10).word == "handed-over"
+
+        assert (now(turn.agent, turn.submission).status, told) == ("pending", [])
         assert line(live, turn.agent).process_id is None
 
     def test_its_deadline(self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

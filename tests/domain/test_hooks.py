@@ -676,3 +676,24 @@ def test_a_hook_s_thread_holds_no_connection(live: Any) -> None:
     assert sorted(seen) == sorted(hooks)
     assert {name for name, _ in seen.values()} == {"think-call"}
     assert {out for _, out in seen.values()} <= {0, None}
+
+
+def test_in_a_test_they_run_in_the_calling_thread(quick: ThinkTest) -> None:
+    """So that a test may raise, look at and change what it likes in them."""
+    threads: set[Any] = set()
+    hooks = [
+        "before_turn",
+        "before_step",
+        "on_chunk",
+        "on_step_finish",
+        "on_chat_response",
+        "on_submission_status",
+    ]
+    agent = talker(**{hook: lambda self, told: threads.add(threading.current_thread()) for hook in hooks})(
+        "a"
+    )
+    quick.script(agent, say("Hi"))
+
+    ask(quick, agent)
+
+    assert threads == {threading.current_thread()}

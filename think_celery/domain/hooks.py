@@ -32,10 +32,14 @@ class Hooks:
     def __init__(self, rt: Runtime, agent: AgentHooks | None, hold: Hold, submission_id: str) -> None:
         self._rt, self.agent, self._hold, self._submission_id = rt, agent, hold, submission_id
         self._helper = calls.Helper()
+        self._known: dict[str, bool] = {}
 
     def has(self, hook: str) -> bool:
         """Whether the agent's class overrides that method of ours."""
-        return self.agent is not None and self.agent._overrides(hook)
+        known = self._known.get(hook)
+        if known is None:
+            known = self._known[hook] = self.agent is not None and self.agent._overrides(hook)
+        return known
 
     def decide(self, hook: str, *told: Any) -> Any:
         """Call a method whose answer counts, and return it. What it raises goes through.
