@@ -8,7 +8,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from tests.domain.crowd import workers
 from tests.domain.flows import begin, flow, start
-from tests.domain.talk import shape, talker
+from tests.domain.talk import crash_at_nth, shape, talker
 from think_celery import Think
 from think_celery.domain import advance, claims, helping
 from think_celery.errors import NestedTurn, TurnStillRunning
@@ -343,6 +343,19 @@ class TestInAHook:
 
 
 class TestTheEndOfTheWorker:
+    def test_it_dies_in_a_turn_that_it_runs_for_another_one(self, t):
+        """B7: both turns go on in another worker; a tool that may be repeated asks again, and nobody waits any more."""
+        t.script("Asker", call("ask", {"name": "b"}), say("they said so"))
+        t.script("Asked", say("yes"), say("yes again"))
+        crash_at_nth(t, "turn:claimed", 2)
+
+        result = Asker("a").save_messages("Hi", timeout=60)
+        t.skip(10)
+
+        assert (result.status, t.crashes) == ("completed", ["turn:claimed"])
+        assert {each.status for each in Asked("b").list_submissions()} == {"completed"}
+        assert waits(t.rt) == {}
+
     def test_a_step_that_waits_hands_over_at_once(self, database_url):
         """B7: it waits for a turn that may need another worker; the turn goes on there, and the error has its id."""
         errors = []

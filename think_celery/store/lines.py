@@ -65,7 +65,7 @@ def take_line(tx: Tx, submission_id: str, process_id: str) -> Lease | None:
 _TAKE_OF = (
     update(lines)
     .where(_OF_AGENT, lines.c.process_id.is_(None))
-    .values(process_id=bindparam("process"), token=lines.c.token + 1)
+    .values(process_id=bindparam("process"), token=lines.c.token + 1, waits_for=null())
     .returning(lines.c.agent_id, lines.c.token)
 )
 
