@@ -1,4 +1,4 @@
-"""One worker with two slots for each pool, and a client of the same application."""
+"""One worker with two slots for each pool (among greenlets a full one is slow), and a client of the same app."""
 
 import os
 import shutil
@@ -29,7 +29,15 @@ class Office:
         self._before = set_current(None)
         self.app: Any = make_app(environ)
         self.rt = self.app.think.runtime
-        arguments = ["worker", "--pool", pool, "--concurrency", "2", "--without-mingle", "--without-gossip"]
+        arguments = [
+            "worker",
+            "--pool",
+            pool,
+            "--concurrency",
+            "8" if pool == "gevent" else "2",
+            "--without-mingle",
+            "--without-gossip",
+        ]
         with log.open("wb") as output:
             self.worker = subprocess.Popen(
                 [sys.executable, "-m", "celery", "-A", "tests.waits.app", *arguments, "--loglevel", "info"],
@@ -76,6 +84,7 @@ def _database(request: pytest.FixtureRequest, kind: str, folder: Path) -> str:
     params=[
         pytest.param(("prefork", "postgresql"), id="prefork", marks=pytest.mark.services),
         pytest.param(("threads", "sqlite"), id="threads", marks=pytest.mark.services),
+        pytest.param(("gevent", "postgresql"), id="gevent", marks=pytest.mark.services),
     ],
 )
 def office(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
