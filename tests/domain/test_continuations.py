@@ -8,7 +8,7 @@ import pytest
 
 from tests.domain.crowd import at_once, transaction, wait_for_lock
 from tests.domain.flows import worker
-from tests.domain.talk import ABORTED, COMPLETED, ask, calls_of, now, shape
+from tests.domain.talk import ABORTED, COMPLETED, ask, calls_of, now, shape, talker
 from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
 from think_celery import AbortController, Think
@@ -23,6 +23,7 @@ from think_celery.protocols import ModelRequest, TextDelta, ToolCallComplete
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import processes
 from think_celery.testing import SimulatedCrash
+from think_celery.tools import Tool
 from think_celery.turnhooks import TurnConfig
 
 
@@ -84,6 +85,58 @@ class TestWhileItWaits:
         assert model.requests[-1].messages[-1].text == DECIDED
         assert DECIDED not in [message.text for message in agent.messages]
         transcripts.check(model.requests)
+
+    @pytest.mark.parametrize("between", [False, True])
+    def test_a_tool_of_that_turn_alone(self, t, till, between):
+        """A tool that `before_turn` offers is known to the turn that goes on, wherever its call stands."""
+        pay = till.tools[0]
+
+        def before_turn(agent: Any, ctx: Any) -> TurnConfig:
+            return TurnConfig(tools=[pay])
+
+        agent = talker(before_turn=before_turn)("a")
+        answers = [call("pay", {"euros": 5}), *([say("Sure.")] if between else []), say("Paid.")]
+        model = t.script(agent, *answers)
+        asked = ask(t, agent)
+        if between:
+            ask(t, agent, "Are you there?")
+
+        agent.approve_tool_call(only(agent).tool_call_id)
+        t.run_until_idle()
+
+        assert till.paid == [5]
+        assert calls_of(asked.message())[0].output == "paid 5 to Ann"
+        assert told(model.requests[-1]) == [("pay", "paid 5 to Ann")]
+        transcripts.check(model.requests)
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"x": 1e22, "y": 0.1, "z": 1.0, "n": 2**70, "none": None, "list": [1, [True, "Zoë \u2028 \0"]]},
+            {},
+            {"nested": {"b": {"a": [{}]}, "a": -0.0}},
+        ],
+    )
+    def test_any_arguments_are_what_was_approved(self, t, given):
+        """Whatever JSON a call has for arguments: stored and read again they are the same, and so is what runs."""
+        ran: list[Any] = []
+
+        def note(**arguments: Any) -> str:
+            ran.append(arguments)
+            return "noted"
+
+        made = Tool(
+            name="note", description="", parameters={"type": "object"}, function=note, needs_approval=True
+        )
+        agent = talker(made)("a")
+        t.script(agent, call("note", given), say("Done."))
+        ask(t, agent)
+        shown = only(agent)
+
+        agent.approve_tool_call(shown.tool_call_id)
+        t.run_until_idle()
+
+        assert ran == [given] == [shown.input]
 
     def test_listeners_see_both_messages(self, t, till):
         """What is done in the older message is shown under its id, the answer under its own."""

@@ -80,8 +80,7 @@ class Loop:
         self.approved = patiently(self.rt, turn.hold, self._approved)
         if place.continues == place.message_id:
             turn.answer.parts = continuations.resumed(turn.answer.parts, self.approved, place.steps_before)
-        elif place.continues is not None:
-            self._finish_calls_of(place.continues)
+        all_made = place.continues in (None, place.message_id) or self._finish_calls_of(place.continues)
         self.models, no_model = self._own_models()
         system, transcript = asking.decide("get_system_prompt"), turn.history()
         max_steps = structure.get("max_steps") or self.agent.max_steps
@@ -90,6 +89,9 @@ class Loop:
         self.tools = {tool.name: tool for tool in tools}
         self.final = finals.for_turn(turn.row.structure, self.tools)  # a further tool may have its name
         turn.answer.hidden = None if self.final is None else self.final.name
+        if not all_made and place.continues is not None:
+            self._finish_calls_of(place.continues, known_only=False)
+            transcript = turn.history()
         if config.model is not None:
             self.models = hooks.resolve(
                 self.rt, self.agent.agent_class, config.model, turn.row.model_position
@@ -155,8 +157,11 @@ class Loop:
         agent_id, submission_id = claim.agent.id, claim.row.id
         return self.rt.db.read(lambda tx: continuations.approved(tx, agent_id, message_id, submission_id))
 
-    def _finish_calls_of(self, message_id: str) -> None:
-        """Make the approved calls of an earlier answer that is not the last message any more, where it stands."""
+    def _finish_calls_of(self, message_id: str, *, known_only: bool = True) -> bool:
+        """Make the approved calls of an earlier answer that is not the last message any more, where it stands.
+
+        False if some are left whose tools only ``before_turn`` may know.
+        """
         turn = self.turn
         agent_id, submission_id = turn.claim.agent.id, turn.row.id
         live = Broadcast(self.rt, agent_id, submission_id, message_id, turn.claim.lease.token)
@@ -167,7 +172,9 @@ class Loop:
         found = recovery.decide(draft.answer.parts, self._may_repeat)
         draft.answer.parts = found.parts
         live.put({"type": "reset"}, {"type": "restored", "parts": dump_parts(found.parts)})
-        execute(self._scene(draft, live, self.tools), found.to_run)
+        to_run = [part for part in found.to_run if part.tool_name in self.tools or not known_only]
+        execute(self._scene(draft, live, self.tools), to_run)
+        return len(to_run) == len(found.to_run)
 
     def _may_repeat(self, name: str) -> bool:
         return name in self.tools and self.tools[name].idempotent
