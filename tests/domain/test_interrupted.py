@@ -8,7 +8,9 @@ import pytest
 
 from tests.domain.talk import ask, calls_of, crash_at_nth, now, talker
 from tests.domain.till import LOCATION
+from tests.providers import anthropic_frames as frames
 from tests.providers import transcripts
+from tests.providers.server import ModelServer, json_response, text_frames, tool_call_frames
 from think_celery import AbortController, Think
 from think_celery.domain import conversation
 from think_celery.domain.receipts import Submission
@@ -22,6 +24,8 @@ from think_celery.protocols import (
     ToolCallDelta,
     Usage,
 )
+from think_celery.providers.anthropic import AnthropicModel
+from think_celery.providers.openai import OpenAIModel
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.testing import ThinkTest
 from think_celery.tools import tool
@@ -316,3 +320,46 @@ class TestApprovals:
 
         assert scene.ran == ["look it", "pay 2"]
         scene.check()
+
+
+class TestOnTheWire:
+    def test_two_vendors(self, quick):
+        """FR-55: asked for an approval through one vendor, gone on through the other: both get whole conversations."""
+        ran: list[int] = []
+
+        @tool(needs_approval=True)
+        def pay(euros: int) -> str:
+            ran.append(euros)
+            return f"paid {euros}"
+
+        with ModelServer() as openai, ModelServer() as anthropic:
+            gone = json_response({"error": {"message": "no credit", "code": "insufficient_quota"}}, 402)
+            two = [("pay", {"euros": 1}), ("pay", {"euros": 2})]
+            openai.script(
+                tool_call_frames(*two, text="I need a yes."), text_frames("Soon."), gone, text_frames("Bye.")
+            )
+            anthropic.script(frames.message(frames.text_block("All done.")))
+            agent = talker(pay)("a")
+            key = "sk-test-0123456789"
+            quick.use_model(
+                [
+                    OpenAIModel("m", api_key=key, base_url=openai.base_url),
+                    AnthropicModel("m", api_key=key, base_url=anthropic.base_url),
+                ],
+                agent,
+            )
+            asked = ask(quick, agent)
+            ask(quick, agent, "And?")
+            first, second = agent.pending_interactions()
+            agent.reject_tool_call(first.tool_call_id, "no")
+            decided = agent.approve_tool_call(second.tool_call_id)
+            quick.run_until_idle()
+            ask(quick, agent, "Thanks.")
+
+            assert ran == [2]
+            assert [part.state for part in calls_of(asked.message())] == ["output-denied", "output-available"]
+            going_on = agent.inspect_submission(decided.submission_id)
+            assert going_on.message().text == "All done."
+            assert (len(openai.requests), len(anthropic.requests)) == (4, 1)
+            assert [transcripts.openai_problems(body) for body in openai.requests] == [[]] * 4
+            assert [transcripts.anthropic_problems(body) for body in anthropic.requests] == [[]]
