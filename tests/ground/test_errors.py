@@ -56,6 +56,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "ConversationMoved": ((), "calls the function again"),
     "StateContended": (("TriageAgent('issue-42')", 200), "sooner"),
     "TooManyAttempts": (("Submission s-1", 5), "workers' logs"),
+    "NoProgress": (("Submission s-1", 90.0, 60.0), "allow more time"),
     "StepError": (("charge", "PaymentDeclined", "no funds", 3), "PaymentDeclined: no funds"),
     "NonRetryableError": (("no such card",), "no such card"),
     "DuplicateStep": (("triage", "w-1"), "key=item_id"),
