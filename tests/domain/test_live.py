@@ -340,3 +340,26 @@ def test_done_means_visible(database_url, rounds):
         assert words == ["completed"] * rounds
         assert not thread.is_alive()
         assert wrong == []
+
+
+def test_a_whole_turn_while_the_log_is_away(t):
+    """Whoever listens to the agent hears of it from the database: its answer, and that it is done; once."""
+    agent = talker()("a")
+    t.script("Talker", say("Hello"), say("Again"))
+    listener, put = agent.listen(), t.rt.live.put
+    t.rt.live.put = lambda frame: None
+    first = ask(t, agent)
+    t.rt.live.put = put
+
+    shown, done = next(listener), next(listener)
+    assert (shown.type, shown.text) == ("snapshot", "Hello")
+    assert (done.type, done.submission_id, done.data["status"]) == ("done", first.submission_id, "completed")
+
+    second = ask(t, agent)
+    rest = []
+    for event in listener:
+        rest.append(event)
+        if event.type == "done":
+            break
+    assert rest[-1].submission_id == second.submission_id
+    assert {event.submission_id for event in rest} == {second.submission_id}

@@ -1,8 +1,9 @@
 """What listeners see of a turn while it happens, and how they follow it."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 from think_celery.domain import conversation
@@ -129,15 +130,15 @@ def listen(rt: Runtime, agent: AgentRef, submission_id: str | None = None) -> It
         row = rt.db.read(lambda tx: submissions.get(tx, submission_id)) if known else None
         if row is None or row.agent_id != agent.id:
             raise SubmissionNotFound(submission_id)
+    about, ends = _About(), _Ends(rt, agent) if submission_id is None else None
     cursor = rt.events.head(agent.id)
-    about = _About()
     ended = None if submission_id is None else _ended(rt, submission_id)
     stored = list(_snapshot(rt, agent, submission_id))  # after the look at its end: then it is whole
     if ended is not None:
         return iter([*stored, ended])
     if submission_id is None:
         stored += about.look(rt, agent)
-    return _follow(rt, agent, submission_id, cursor, stored, about)
+    return _follow(rt, agent, submission_id, cursor, stored, about, ends)
 
 
 def _follow(
@@ -147,6 +148,7 @@ def _follow(
     cursor: Cursor,
     stored: Sequence[LiveEvent],
     about: "_About",
+    ends: "_Ends | None",
 ) -> Iterator[LiveEvent]:
     yield from stored
     seen = _Seen()
@@ -162,10 +164,16 @@ def _follow(
                 yield from _snapshot(rt, agent, overdue)
             if ended is not None:
                 seen.end(overdue, ended.message_id)
+                if ends is not None:
+                    ends.told(overdue)
                 del heard[overdue]
                 yield ended
                 if overdue == submission_id:
                     return
+        for missed in [] if ends is None else ends.missed(heard):
+            yield from _snapshot(rt, agent, missed.submission_id)
+            seen.end(missed.submission_id, missed.message_id)
+            yield missed
         page = rt.events.read(agent.id, cursor)
         cursor = page.cursor
         if page.lost:
@@ -191,6 +199,8 @@ def _follow(
             heard[frame.submission_id] = rt.clock.elapsed()
             if done:
                 seen.end(frame.submission_id, frame.message_id)
+                if ends is not None:
+                    ends.told(frame.submission_id)
                 del heard[frame.submission_id]
             yield _as_event(frame)
             if done and submission_id is not None:
@@ -212,6 +222,37 @@ def _aside(rt: Runtime, agent: AgentRef, frame: Frame) -> Iterator[LiveEvent]:
             text=message.text,
             data=message.to_dict(),
         )
+
+
+class _Ends:
+    """Turns that have begun and ended while the live log could not be written: looked for in the database."""
+
+    MARGIN = timedelta(seconds=30)
+    """How much later than it says a row's end may be committed."""
+
+    def __init__(self, rt: Runtime, agent: AgentRef) -> None:
+        self._rt, self._agent = rt, agent
+        self._told = {row.id for row in self._ended()}  # before anybody listened
+        self._looked = rt.clock.elapsed()
+
+    def _ended(self) -> Sequence[Any]:
+        return self._rt.db.read(lambda tx: submissions.ended_lately(tx, self._agent.id, self.MARGIN))
+
+    def told(self, submission_id: str) -> None:
+        """Its listener knows of this end."""
+        self._told.add(submission_id)
+
+    def missed(self, heard: Collection[str]) -> Iterator[LiveEvent]:
+        """The ends that were not told; of those *heard* of, the silence is noticed elsewhere."""
+        if self._rt.clock.elapsed() - self._looked < SILENCE_SECONDS:
+            return
+        self._looked, found = self._rt.clock.elapsed(), self._ended()
+        known, self._told = self._told, {row.id for row in found}
+        for row in found:
+            if row.id not in known and row.id not in heard:
+                ended = _ended(self._rt, row.id)
+                if ended is not None:
+                    yield ended
 
 
 class _About:

@@ -334,6 +334,23 @@ def find(
     return list(tx.execute(statement))
 
 
+_ENDED_LATELY = (
+    select(submissions.c.id)
+    .where(
+        submissions.c.completed_at.is_not(None),
+        submissions.c.completed_at >= now(span("age")),
+        submissions.c.agent_id == bindparam("agent"),
+        submissions.c.started_at.is_not(None),
+    )
+    .order_by(submissions.c.completed_at)
+)
+
+
+def ended_lately(tx: Tx, agent_id: str, within: timedelta) -> list[Row[Any]]:
+    """The turns of an agent that had begun, and ended within that time."""
+    return list(tx.execute(_ENDED_LATELY, {"agent": agent_id, "age": -within}))
+
+
 def ended(
     tx: Tx,
     agent_id: str,
