@@ -26,7 +26,7 @@ from think_celery.providers.scripted import FunctionModel, answer, call
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 
-ROUNDS = int(os.environ.get("RACE_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))
 ENDED = {str(status) for status in SubmissionStatus if is_terminal(status)}
 MOMENTS = ("turn:claimed", "turn:before-model", "turn:streaming", "turn:tool-stored", "turn:before-commit")
 

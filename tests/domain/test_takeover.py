@@ -656,6 +656,60 @@ class TestTheHooks:
         assert [result.status for result in heard] == ["completed"]
 
 
+class TestAnAnswerThatGoesOn:
+    """A turn that continues an earlier answer: only what is its own is in question."""
+
+    @pytest.mark.parametrize(
+        ("decision", "text", "status"),
+        [
+            (None, "First. More and more.", COMPLETED),
+            (Recovery(persist=False), "First. More and more.", COMPLETED),
+            (Recovery(resume=False), "First. More ", "aborted"),
+            (Recovery(persist=False, resume=False), "First. ", "aborted"),
+        ],
+    )
+    def test_the_answer_before_stays(self, t, decision, text, status):
+        """Whatever is decided, what an earlier turn had said is not touched, nor shown as this one's."""
+        agent, told = asked(decision)
+        t.script(agent, say("First. "))
+        first = ask(t, agent)
+        deaths = iter([1])
+
+        def respond(request: ModelRequest) -> Any:
+            if next(deaths, None) is None:
+                yield TextDelta("and more." if request.messages[-1].text == GO_ON else "More and more.")
+                return
+            yield TextDelta("More ")
+            t.clock.sleep(1.5)
+            yield TextDelta("")
+            t.crash_at("turn:streaming")
+            yield TextDelta("")
+
+        model = FunctionModel(respond)
+        t.use_model(model, agent)
+
+        result = agent.continue_last_turn()
+
+        assert [(ctx.partial_text, ctx.continuation, ctx.kind) for ctx in told] == [
+            ("More ", True, "continue")
+        ]
+        assert (result.status, result.message.text, result.message.id) == (status, text, first.message_id)
+        assert len([m for m in agent.messages if m.role == "assistant"]) == 1
+        check(model.requests)
+
+    def test_nothing_of_it_had_come(self, t):
+        """Interrupted before its first token it is the same again, though the message has parts."""
+        agent, told = asked(None)
+        model = t.script(agent, say("First. "), say("More."))
+        ask(t, agent)
+        crash_at_nth(t, "turn:before-model", 1)
+
+        result = agent.continue_last_turn()
+
+        assert [(ctx.recovery_kind, ctx.partial_text) for ctx in told] == [("retry", "")]
+        assert (result.message.text, len(model.requests)) == ("First. More.", 2)
+
+
 class TestALoopOfOnesOwn:
     """An agent that answers by itself is asked like any other."""
 
