@@ -1,11 +1,13 @@
 """What has ended long ago is removed by the tick: how much of it, when, and what never is."""
 
+import os
+import signal
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import insert, select, update
 
-from tests.domain.crowd import Clerk, change, count, echo, prompt, row, transaction
+from tests.domain.crowd import FORK, Clerk, change, count, echo, prompt, row, transaction, workers
 from tests.domain.flows import DESK, flow
 from think_celery.domain import retention, tick
 from think_celery.settings import Settings
@@ -245,4 +247,29 @@ class TestBatches:
 
         assert count(t.rt) == 1
         kept = t.rt.db.read(lambda tx: tx.execute(select(tables.past_usage.c.total_tokens)).scalars().all())
+        assert sum(kept) == 40
+
+
+def test_kill_9_between_two_batches(database_url):
+    """A real one: what was committed is gone with its tokens in the sum, and the next worker goes on there."""
+    with think_test(echo(), database_url=database_url) as t:
+        one(t)
+        copies(t.rt, 20, completed_at=t.clock.now() - 4000 * DAY, total_tokens=2)
+
+    def die():
+        with workers(database_url) as rt:
+            rt.failpoint = lambda point: os.kill(os.getpid(), signal.SIGKILL)
+            retention.apply(rt, 15)
+
+    child = FORK.Process(target=die)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+
+    with workers(database_url) as rt:
+        change(rt, tables.ticks.delete())  # a minute later
+        retention.apply(rt, 15)
+        old = tables.submissions.c.id.like("c%")
+        assert rt.db.read(lambda tx: tx.execute(select(tables.submissions).where(old)).all()) == []
+        kept = rt.db.read(lambda tx: tx.execute(select(tables.past_usage.c.total_tokens)).scalars().all())
         assert sum(kept) == 40

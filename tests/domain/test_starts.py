@@ -1,10 +1,14 @@
 """How an agent comes to life: `start()`, `on_start` once for each version, and what happens when that fails."""
 
+import os
+import signal
+import threading
+from collections import deque
 from typing import ClassVar
 
 import pytest
 
-from tests.domain.crowd import change, count, in_processes, line, transaction, workers
+from tests.domain.crowd import FORK, change, count, drain, in_processes, line, transaction, workers
 from tests.domain.talk import ask
 from think_celery import Think
 from think_celery.domain import starts, tick
@@ -405,3 +409,36 @@ class TestRaces:
         assert [sum(in_processes(5, work)) for _ in range(2)] == [1, 0]
         with workers(database_url) as rt:
             assert row(rt, Starter("a")).started_version == "1"
+
+
+def test_kill_9_in_on_start(database_url):
+    """A real one: the next worker proves the death, frees the line and runs `on_start` again."""
+
+    def die():
+        with workers(database_url) as rt:
+            knocks = []
+            rt.knock = knocks.append
+            rt.failpoint = lambda point: (
+                os.kill(os.getpid(), signal.SIGKILL) if point == "start:ran" else None
+            )
+            Starter._bound_to(rt, "a").start()
+            perform(rt, knocks[0])
+
+    child = FORK.Process(target=die)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+
+    with workers(database_url) as rt:
+        knocks = deque()
+        rt.knock = knocks.append
+        assert line(rt, Starter("a")).process_id is not None
+        for _ in range(200):
+            tick.run(rt)
+            drain(rt, knocks)
+            if row(rt, Starter("a")).started_version is not None:
+                break
+            threading.Event().wait(0.1)
+        assert row(rt, Starter("a")).started_version == "1"
+        assert line(rt, Starter("a")).process_id is None
+    assert Starter.started == ["a"]
