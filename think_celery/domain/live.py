@@ -31,9 +31,11 @@ class Broadcast:
 
     def put(self, *events: dict[str, Any]) -> None:
         """Show these events to whoever listens."""
+        done = False
         with self._lock:
             for event in events:
                 self._n += 1
+                done = done or event.get("type") == "done"
                 self._rt.live.put(
                     Frame(
                         agent_id=self._agent_id,
@@ -45,7 +47,7 @@ class Broadcast:
                         event=event,
                     )
                 )
-        if any(event.get("type") == "done" for event in events):
+        if done:
             self._rt.poller.hint(self._agent_id)
 
 

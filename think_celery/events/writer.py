@@ -153,17 +153,14 @@ class _Run:
 
     def takes(self, frame: Frame) -> bool:
         """Add the frame if it goes on where this one ends, and say whether it does."""
-        mine, event = self.frame, frame.event
-        if frame.first != self.n + 1 or len(event) != len(self._same) + 1:
+        mine = self.frame
+        if frame.first != self.n + 1 or frame.message_id != mine.message_id:
             return False
-        if (mine.message_id, mine.token, mine.submission_id) != (
-            frame.message_id,
-            frame.token,
-            frame.submission_id,
-        ):
+        if frame.token != mine.token or frame.submission_id != mine.submission_id:
             return False
-        text = event.get(self.field)
-        if not isinstance(text, str) or any(event.get(name) != value for name, value in self._same.items()):
+        rest = dict(frame.event)
+        text = rest.pop(self.field, None)
+        if not isinstance(text, str) or rest != self._same:
             return False
         self.n = frame.n
         self.texts.append(text)

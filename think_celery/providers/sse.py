@@ -41,6 +41,22 @@ class SseDecoder:
         """
         if not chunk:
             return
+        if self._between and chunk[:5] == b"data:" and chunk[-2:] == b"\n\n" and b"\r" not in chunk:
+            for block in chunk[:-2].split(b"\n\n"):  # what nearly all chunks are: whole events of one line
+                if block[:5] == b"data:" and b"\n" not in block and len(block) <= self._max:
+                    data = block[6:] if block[5:6] == b" " else block[5:]
+                    yield ServerSentEvent("message", data.decode("utf-8", "replace"))
+                else:
+                    yield from self._feed(block + b"\n\n")
+            return
+        yield from self._feed(chunk)
+
+    @property
+    def _between(self) -> bool:
+        """Whether the last event is over and nothing has come of the next one."""
+        return not (self._first_line or self._after_cr or self._line or self._data or self._kind)
+
+    def _feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
         if self._after_cr:
             self._after_cr = False
             chunk = chunk.removeprefix(b"\n")
