@@ -109,9 +109,9 @@ class Answer:
 
     def feed(self, event: ModelEvent) -> list[Chunk]:
         """Take one model event in, and return what listeners see of it."""
+        if type(event) is TextDelta:  # nearly always
+            return self._grow(TextPart, "text", event.text)
         match event:
-            case TextDelta(text=text):
-                return self._grow(TextPart, "text", text)
             case ReasoningDelta(text=text):
                 return self._grow(ReasoningPart, "reasoning", text)
             case ToolCallDelta() | ToolCallComplete():

@@ -55,9 +55,9 @@ def in_answer(frame: Mapping[str, Any], headers: Mapping[str, str] | None = None
 
     Servers report errors under HTTP 200 too. Where a code says nothing about it, asking again may help.
     """
+    if not frame.get("error") and "error" not in (frame.get("object"), frame.get("type")):
+        return None  # nearly always
     error = _error_in(frame)
-    if error is None:
-        return None
     status = _status_in(error)
     if status is not None:
         retryable = (status in _RETRYABLE or status >= 500) and not _words(error) & _NEVER

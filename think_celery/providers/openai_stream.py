@@ -114,7 +114,7 @@ class Answer:
             self._take_usage(usage)
         events: list[ModelEvent] = []
         for choice in frame.get("choices") or ():
-            if isinstance(choice, Mapping) and choice.get("index") in (0, None):
+            if isinstance(choice, dict) and choice.get("index") in (0, None):
                 self._choice(choice, events)
         return events
 
@@ -122,7 +122,7 @@ class Answer:
         delta = choice.get("delta")
         if not delta and not self._begun:
             delta = _numbered(choice.get("message"))  # a whole answer; after pieces it would only repeat them
-        if isinstance(delta, Mapping):
+        if isinstance(delta, dict):
             before = len(events)
             self._delta(delta, events)
             self._begun = self._begun or len(events) > before
@@ -147,7 +147,7 @@ class Answer:
             self._write(refusal, events)
         fragments = delta.get("tool_calls")
         for fragment in fragments if isinstance(fragments, list) else ():
-            if isinstance(fragment, Mapping) and (event := self._calls.add(fragment)) is not None:
+            if isinstance(fragment, dict) and (event := self._calls.add(fragment)) is not None:
                 events += self._end_reasoning()
                 events.append(event)
         for name, value in delta.items():
@@ -172,11 +172,11 @@ class Answer:
         return [*_deltas(ReasoningDelta, self._reasoning.end()), ReasoningEnd(metadata)]
 
     def _take_usage(self, usage: Any) -> None:
-        if isinstance(usage, Mapping):
+        if isinstance(usage, dict):
             read = _count(usage, "prompt_tokens")
             written = _count(usage, "completion_tokens")
             details = usage.get("prompt_tokens_details")
-            cached = _count(details, "cached_tokens") if isinstance(details, Mapping) else 0
+            cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0
             total = _count(usage, "total_tokens") or read + written
             self._usage = Usage(read, written, total, cache_read_tokens=cached)
 
@@ -185,14 +185,14 @@ def _joined(kept: Any, more: Any) -> Any:
     """A field that came in pieces: texts and lists go on, pieces of one numbered item are that item."""
     if isinstance(kept, str) and isinstance(more, str):
         return kept + more
-    if isinstance(kept, Mapping) and isinstance(more, Mapping):
+    if isinstance(kept, dict) and isinstance(more, dict):
         return {**kept, **more}
     if not isinstance(more, list):
         return more
     items = list(kept) if isinstance(kept, list) else []
     for item in more:
         last = items[-1] if items else None
-        if isinstance(item, Mapping) and isinstance(last, Mapping) and _same_item(last, item):
+        if isinstance(item, dict) and isinstance(last, dict) and _same_item(last, item):
             items[-1] = _grown(last, item)
         else:
             items.append(item)
@@ -221,8 +221,8 @@ def _deltas(kind: type[TextDelta] | type[ReasoningDelta], text: str) -> list[Mod
 
 def _numbered(message: Any) -> Any:
     """A whole message, its calls numbered as those of a stream are."""
-    if isinstance(message, Mapping) and isinstance(calls := message.get("tool_calls"), list):
-        numbered = [{**call, "index": at} for at, call in enumerate(calls) if isinstance(call, Mapping)]
+    if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list):
+        numbered = [{**call, "index": at} for at, call in enumerate(calls) if isinstance(call, dict)]
         return {**message, "tool_calls": numbered}
     return message
 
@@ -235,7 +235,7 @@ def _content(content: Any) -> Iterator[tuple[type[TextDelta] | type[ReasoningDel
         for part in content:
             if isinstance(part, str):
                 yield TextDelta, part
-            elif isinstance(part, Mapping):
+            elif isinstance(part, dict):
                 kind = part.get("type")
                 if kind in ("text", "output_text"):
                     yield TextDelta, _plain(part.get("text"))
@@ -246,7 +246,7 @@ def _content(content: Any) -> Iterator[tuple[type[TextDelta] | type[ReasoningDel
 def _plain(value: Any) -> str:
     """A text, or the texts of a list of parts."""
     if isinstance(value, list):
-        return "".join(_plain(item.get("text")) for item in value if isinstance(item, Mapping))
+        return "".join(_plain(item.get("text")) for item in value if isinstance(item, dict))
     return value if isinstance(value, str) else ""
 
 

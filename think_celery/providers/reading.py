@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 import httpx
+from pydantic_core import from_json
 
 from think_celery.errors import ModelError
 from think_celery.protocols import ModelEvent, ModelTimeouts, Usage
@@ -132,12 +133,12 @@ class Reader:
                     yield each
             if answer.done:
                 return
-            if answer.finished and (events or not finished):
+            was_finished, finished = finished, answer.finished
+            if finished and (events or not was_finished):
                 # Once only: neither comments nor bookkeeping make the trailer's time longer.
                 self._guard.extend(min(self._gap, TRAILER_SECONDS), self._gap_reason)
             elif events:
                 self._guard.extend(self._gap, self._gap_reason)
-            finished = answer.finished
         yield from self._rest(decoder)
 
     def _all(self, start: bytes) -> Iterator[bytes]:
@@ -194,6 +195,8 @@ def parsed(text: str) -> Any:
     Raises:
         ModelError: It is none; some of it is shown.
     """
+    with suppress(ValueError):  # it refuses half a surrogate pair, which may be whole with the next frame
+        return from_json(text)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # the latter: nested too deep
@@ -210,7 +213,7 @@ def frame_of(event: ServerSentEvent) -> Mapping[str, Any]:
     frame = parsed(event.data)
     if event.kind == "error" and isinstance(frame, dict) and not frame.get("error"):
         frame = {"error": frame}
-    if not isinstance(frame, Mapping):
+    if not isinstance(frame, dict):
         raise ModelError(f"the provider sent a frame that is no JSON object: {frame!r}", retryable=True)
     return frame
 

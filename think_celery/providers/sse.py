@@ -4,7 +4,7 @@ Only CR, LF and CRLF end a line. (Line iterators that work on text also cut at U
 break JSON that holds them.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from think_celery.errors import ModelError
@@ -33,23 +33,19 @@ class SseDecoder:
         self._after_cr = False
         self._first_line = True
 
-    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
-        """The events that are complete with this chunk.
+    def feed(self, chunk: bytes) -> Iterable[ServerSentEvent]:
+        """The events that are complete with this chunk, to be read before the next chunk is fed.
 
         Raises:
             ModelError: An event is larger than ``max_event_bytes``.
         """
-        if not chunk:
-            return
-        if self._between and chunk[:5] == b"data:" and chunk[-2:] == b"\n\n" and b"\r" not in chunk:
-            for block in chunk[:-2].split(b"\n\n"):  # what nearly all chunks are: whole events of one line
-                if block[:5] == b"data:" and b"\n" not in block and len(block) <= self._max:
-                    data = block[6:] if block[5:6] == b" " else block[5:]
-                    yield ServerSentEvent("message", data.decode("utf-8", "replace"))
-                else:
-                    yield from self._feed(block + b"\n\n")
-            return
-        yield from self._feed(chunk)
+        if chunk[:5] == b"data:" and chunk[-2:] == b"\n\n" and self._between and b"\r" not in chunk:
+            # What nearly all chunks are: whole events of one line.
+            blocks = chunk[:-2].split(b"\n\n")
+            plain = all(block[:5] == b"data:" and b"\n" not in block for block in blocks)
+            if plain and len(chunk) <= self._max:
+                return [_of_line(block) for block in blocks]
+        return self._feed(chunk)
 
     @property
     def _between(self) -> bool:
@@ -57,6 +53,8 @@ class SseDecoder:
         return not (self._first_line or self._after_cr or self._line or self._data or self._kind)
 
     def _feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
+        if not chunk:
+            return
         if self._after_cr:
             self._after_cr = False
             chunk = chunk.removeprefix(b"\n")
@@ -111,3 +109,8 @@ class SseDecoder:
                 f"the provider's stream holds an event of more than {self._max:,} bytes; "
                 "such an answer is refused, lest it fill the memory"
             )
+
+
+def _of_line(line: bytes) -> ServerSentEvent:
+    data = line[6:] if line[5:6] == b" " else line[5:]
+    return ServerSentEvent("message", data.decode("utf-8", "replace"))
