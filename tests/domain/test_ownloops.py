@@ -4,11 +4,12 @@ import contextvars
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from tests.domain.flows import worker
+from tests.domain.flows import flow, worker
 from tests.domain.talk import (
     ABORTED,
     COMPLETED,
@@ -26,11 +27,22 @@ from tests.domain.talk import (
 )
 from think_celery import ChatAgent, Finish, ReasoningDelta, TextDelta, ToolCallComplete, ToolResult, Usage
 from think_celery.agent import Think
+from think_celery.cli import doctor
 from think_celery.domain.requests import GO_ON
 from think_celery.protocols import ToolCallDelta
+from think_celery.settings import Settings
 from think_celery.testing import ThinkTest
 
 WORD = "open sesame"
+
+
+@dataclass
+class Label:
+    """What a prompt asks for."""
+
+    label: str
+
+
 DONE = Finish("stop", "end_turn", Usage(1, 2, 3))
 
 
@@ -192,6 +204,38 @@ class TestAnswers:
         assert (done.status, seen) == (COMPLETED, ["think_final_answer", {"label": "x"}])
         assert calls_of(done.message()) == []
         assert (without.status, without.error_type) == (ERROR, "NoFinalAnswer")
+
+
+class TestPrompts:
+    """A workflow asks an agent that has a loop of its own."""
+
+    def test_its_answer_is_the_step_s_value(self, t: ThinkTest) -> None:
+        """As any agent's is, checked against the type."""
+        agent = chatter(
+            lambda ctx: [ToolCallComplete(0, "c", ctx.final_answer.name, '{"label": "x"}'), DONE]
+        )("a")
+
+        def run(event: Any, step: Any) -> str:
+            return str(step.prompt("p", prompt="Label it", output=Label).label)
+
+        workflow_id = agent.run_workflow(flow(run), {})
+        t.run_until_idle()
+
+        assert agent.get_workflow(workflow_id).output == "x"
+
+    def test_it_is_asked_once(self, quick: ThinkTest) -> None:
+        """Answers that are given again are the loop's own business; the step says so before anything is asked."""
+        agent = chatter("never asked for")("a")
+
+        def run(event: Any, step: Any) -> None:
+            step.prompt("p", prompt="Label it", output=Label, output_retries=1)
+
+        workflow_id = agent.run_workflow(flow(run), {})
+        quick.run_until_idle()
+
+        found = agent.get_workflow(workflow_id)
+        assert found.error_type == "StepMisuse"
+        assert "a loop of its own" in found.error
 
 
 class TestErrors:
@@ -459,3 +503,12 @@ def test_live_frames_of_a_restart_are_reset(t: ThinkTest) -> None:
     ask(t, agent)
 
     assert "reset" in [event["type"] for _, event in events(t, agent)]
+
+
+def test_the_doctor_asks_for_no_model_of_theirs() -> None:
+    """They need none of ours."""
+    chatter("Hello")
+
+    found = doctor._look_at_classes(Settings())
+
+    assert [each for each in found if "Chatter" in each.text] == []

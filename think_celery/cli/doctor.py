@@ -122,7 +122,7 @@ def _look_at_classes(settings: Settings) -> list[Finding]:
     for name in agent_classes.names():
         try:
             cls = agent_classes.get(name)
-            if cls.get_model is Think.get_model:
+            if getattr(cls, "get_model", None) is Think.get_model and not cls._overrides("on_chat_message"):
                 for each in in_order(cls.model or settings.model):
                     providers.of_settings(each, settings)
         except ThinkError as error:

@@ -177,6 +177,12 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
 
 def _check_budget(ready: Prompt, agent: Any) -> None:
     """Each answer takes a model step, the first one and each that follows a refused one."""
+    if ready.output_retries and agent._overrides("on_chat_message"):
+        raise StepMisuse(
+            ready.label,
+            f"output_retries={ready.output_retries}: {agent.agent_class} answers with a loop of its own, asked "
+            "once. Leave output_retries out, and check the answer in that loop.",
+        )
     if ready.output_retries and ready.output_retries >= (steps := ready.max_steps or agent.max_steps):
         raise StepMisuse(
             ready.label,
