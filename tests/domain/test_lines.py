@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import update
@@ -23,6 +23,8 @@ from think_celery.domain.work import perform
 from think_celery.runtime import agent_classes
 from think_celery.store import tables
 from think_celery.testing import think_test
+
+PAST = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -193,7 +195,7 @@ class TestKnocks:
         ("end", "said"),
         [
             ({}, "ended-before"),
-            ({"attempts": 5}, "error"),
+            ({"attempts": 5, "applied_at": PAST}, "error"),
             ({"messages": [{"role": "nobody"}]}, "error"),
             ({"messages": []}, "error"),
             ({"epoch": -1}, "skipped"),

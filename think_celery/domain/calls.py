@@ -69,6 +69,7 @@ class _Call(Generic[T]):
     ) -> None:
         self._function, self._on_end = function, on_end
         self._is_piece = context is not None
+        self.leaves_open = False  # what the host has opened for the thread
         self._context = contextvars.copy_context() if context is None else context
         self._lock = threading.Lock()
         self._given_up = False
@@ -94,7 +95,8 @@ class _Call(Generic[T]):
             late = self._given_up
         if late:
             logger.warning("a function that had been given up came back; its outcome is dropped")
-        if late or not self._is_piece:
+        self.leaves_open = self._is_piece and not late
+        if not self.leaves_open:
             _close_thread()
         self._on_end()
 
@@ -140,10 +142,13 @@ class Helper:
 
 
 def _work(calls: "queue.SimpleQueue[_Call[Any] | None]") -> None:
+    open_yet = False
     while (call := calls.get()) is not None:
         call.run()
+        open_yet = call.leaves_open
         del call  # nothing of it is kept until the next one comes
-    _close_thread()
+    if open_yet:
+        _close_thread()
 
 
 CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "GreenletExit"}
