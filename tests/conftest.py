@@ -24,12 +24,21 @@ for _name in [name for name in os.environ if _SCRUBBED.fullmatch(name) and name 
 ON_SERVERS = {"postgres", "postgres_url", "redis_url"}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Share the tests out over the processes as `schedule.py` says."""
+    from tests.schedule import Schedule
+
+    return Schedule(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a server, so that `-m 'not services'` leaves it out, and whether that may be any server."""
     for item in items:
         if ON_SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.services)
-            item.add_marker(pytest.mark.any_server)
+            if item.get_closest_marker("once") is None:
+                item.add_marker(pytest.mark.any_server)
 
 
 @pytest.fixture(scope="session", autouse=True)

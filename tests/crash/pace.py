@@ -7,15 +7,17 @@ that runs several of these tests at once, they are stretched by as much as a thr
 import threading
 import time
 
-EVERY_SECONDS, WORK_SECONDS = 0.1, 0.004
+EVERY_SECONDS, WORK_SECONDS = 0.2, 0.004
 
 
 class Pace:
-    """Samples it ten times a second, from ``start`` to ``stop``."""
+    """Samples it five times a second, from ``start`` to ``stop``, as long as there is something to bound."""
 
     def __init__(self) -> None:
         self._samples: list[tuple[float, float]] = []
         self._stop = threading.Event()
+        self._wanted = threading.Condition()
+        self._users = 0
         self._thread = threading.Thread(target=self._run, name="pace", daemon=True)
 
     def start(self) -> None:
@@ -25,10 +27,25 @@ class Pace:
     def stop(self) -> None:
         """End."""
         self._stop.set()
+        with self._wanted:
+            self._wanted.notify_all()
         self._thread.join(5)
+
+    def begin(self) -> None:
+        """Somebody has bounds from now on."""
+        with self._wanted:
+            self._users += 1
+            self._wanted.notify_all()
+
+    def end(self) -> None:
+        """That one has no more."""
+        with self._wanted:
+            self._users -= 1
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            with self._wanted:
+                self._wanted.wait_for(lambda: self._users or self._stop.is_set())
             wake_at = time.monotonic() + EVERY_SECONDS
             self._stop.wait(EVERY_SECONDS)
             worked = time.thread_time()

@@ -41,6 +41,7 @@ class Stage:
         self, name: str, database_url: str, folder: Path, model: ModelServer, children: Nursery, pace: Pace
     ) -> None:
         self.name, self.folder, self._pace = name, folder, pace
+        pace.begin()
         self._model, self._children = model, children
         self.environment = {
             "THINK_DATABASE_URL": database_url,
@@ -77,6 +78,7 @@ class Stage:
 
     def close(self) -> None:
         """Kill what still runs, and let go of the database."""
+        self._pace.end()
         for worker in self.workers:
             worker.signal(9)  # type: ignore[arg-type]
             worker.wait(10)

@@ -125,6 +125,7 @@ class TestEveryPool:
         assert stage.counts() == {"note": 2}
         assert len(stage.requests()) == 2 + 2
 
+    @pytest.mark.once
     def test_an_answer_in_the_middle_of_its_text(self, stage: Stage, redis_url: str, pool: str) -> None:
         """What was heard is not asked for again, and the rest follows."""
         stage.submit("do: slowly")
@@ -135,6 +136,7 @@ class TestEveryPool:
         stage.check_answer("do: slowly", stage.submission().message_id)
         assert len(stage.requests()) == 1 + 2
 
+    @pytest.mark.once
     @pytest.mark.parametrize(
         ("point", "times"), [("turn:tool-marked", 0), ("turn:tool-ran", 1), ("turn:tool-stored", 1)]
     )
@@ -151,6 +153,7 @@ class TestEveryPool:
         assert stage.counts() == ({"post": times} if times else {})
         assert len(stage.requests()) == 2
 
+    @pytest.mark.once
     def test_a_workflow(self, stage: Stage, redis_url: str, pool: str) -> None:
         """A death at each point up to the answer: what was stored is not done again, the rest once more a death."""
         stage.start_saga("do: note")
@@ -164,6 +167,7 @@ class TestEveryPool:
         # The turn runs beside the workflow's code, so a whole worker that dies may take it along.
         assert 2 + 1 <= len(stage.requests()) <= 2 + 1 + 4
 
+    @pytest.mark.once
     def test_a_workflow_that_has_its_answer(self, stage: Stage, redis_url: str, pool: str) -> None:
         """A death at each point after it: the model is not asked again, and no step that was stored runs again."""
         stage.start_saga("do: note")
@@ -174,6 +178,7 @@ class TestEveryPool:
         assert stage.counts() == {"fetch": 1, "note": 1, "send": 3}
         assert len(stage.requests()) == 2
 
+    @pytest.mark.once
     def test_a_workflow_whose_turn_dies(self, stage: Stage, redis_url: str, pool: str) -> None:
         """Deaths at each point of the turn that it waits for, and where it wakes up, with the event or without."""
         stage.start_saga("do: note")

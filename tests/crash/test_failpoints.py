@@ -1,4 +1,8 @@
-"""kill -9 at every point where a turn or a workflow can die, on both databases, in both kinds of worker.
+"""kill -9 at every point where a turn or a workflow can die, on both databases.
+
+At each point the worker of one database is a plain one, and that of the other Celery's on the threads pool, by
+turns: what a point leaves behind are rows, written by the same code in both. Every pool dies at every point in
+``test_every_pool.py``.
 
 Worker A is started, and kills itself at a point; then B is started and does the rest. What must come out is
 what would have come out without the death, within a lease and four ticks after B was ready, and each request
@@ -167,31 +171,26 @@ SAGAS = [
 ]
 
 
-def each(cls: Callable[..., Any], cases: list[dict[str, Any]], kind: str) -> list[Any]:
-    """Parameters named by their points."""
-    return [
-        pytest.param(cls(kind=kind, **case), id=case["point"] + ("-parks" if case.get("parks") else ""))
-        for case in cases
-    ]
+def each(cls: Callable[..., Any], cases: list[dict[str, Any]]) -> list[Any]:
+    """Every point on both databases: on one in a plain worker, on the other in Celery, by turns."""
+    found = []
+    for number, case in enumerate(cases):
+        point = case["point"] + ("-parks" if case.get("parks") else "")
+        kinds = ("plain", "threads") if number % 2 else ("threads", "plain")
+        for database, kind in zip(("sqlite", "postgresql"), kinds, strict=True):
+            marks = [pytest.mark.services] if database == "postgresql" else []
+            name = f"{database}-{kind}-{point}"
+            found.append(pytest.param(database, cls(kind=kind, **case), id=name, marks=marks))
+    return found
 
 
 class TestWorkersDie:
-    @pytest.mark.parametrize("scene", each(Turn, TURNS, "plain"))
-    def test_a_turn_in_a_plain_worker(self, stage: Stage, scene: Turn) -> None:
+    @pytest.mark.parametrize(("database", "scene"), each(Turn, TURNS))
+    def test_a_turn(self, stage: Stage, scene: Turn) -> None:
         """A turn whose worker was killed ends as if nothing had happened, each stored step done once."""
         scene.play(stage)
 
-    @pytest.mark.parametrize("scene", each(Turn, TURNS, "threads"))
-    def test_a_turn_in_celery(self, stage: Stage, scene: Turn) -> None:
-        """The same in a Celery worker on the threads pool."""
-        scene.play(stage)
-
-    @pytest.mark.parametrize("scene", each(Saga, SAGAS, "plain"))
-    def test_a_workflow_in_a_plain_worker(self, stage: Stage, scene: Saga) -> None:
+    @pytest.mark.parametrize(("database", "scene"), each(Saga, SAGAS))
+    def test_a_workflow(self, stage: Stage, scene: Saga) -> None:
         """A workflow whose worker was killed goes on; what was stored of it is not done again."""
-        scene.play(stage)
-
-    @pytest.mark.parametrize("scene", each(Saga, SAGAS, "threads"))
-    def test_a_workflow_in_celery(self, stage: Stage, scene: Saga) -> None:
-        """The same in a Celery worker on the threads pool."""
         scene.play(stage)

@@ -16,7 +16,7 @@ from tests.crash.test_takeover import SECOND_LOOK
 from tests.faults.conftest import StageOn
 from think_celery.store.migrate import upgrade
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.once]  # its PostgreSQL is always one of the wheels
 
 
 @pytest.fixture

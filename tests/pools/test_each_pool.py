@@ -81,6 +81,7 @@ class TestEveryPool:
         assert (row_of(stage, turns["busy"]).status, row_of(stage, turns["busy"]).attempts) == ("pending", 0)
 
 
+@pytest.mark.once
 class TestHandingOver:
     """A worker stops in the middle of an answer: another goes on there, and nobody waits for a lease."""
 

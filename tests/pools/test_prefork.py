@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from sqlalchemy import update
 
 from tests.crash.model import FINAL
@@ -33,6 +34,7 @@ def stop_ticks(stage: Stage) -> None:
     )
 
 
+@pytest.mark.once
 class TestAChildThatDies:
     def test_its_parent_frees_its_work_at_once(self, stage: Stage, redis_url: str) -> None:
         """FR-04: killed in a turn, without a redelivery and without a tick: it runs again and completes once."""
@@ -111,6 +113,7 @@ class TestChildrenThatTakeTurns:
         assert "is dead" not in worker.output()  # nobody was declared dead: each has said so itself
 
 
+@pytest.mark.once
 class TestSoftShutdown:
     def test_its_time_is_used(self, stage: Stage, redis_url: str) -> None:
         """``REMAP_SIGTERM=SIGQUIT`` with a soft shutdown, as in Kubernetes: handed over when it begins."""
@@ -157,6 +160,7 @@ class TestSoftShutdown:
         assert stage.counts() == {"note": 1}
 
 
+@pytest.mark.once
 class TestAChildThatWasFrozen:
     def test_it_writes_nothing_after(self, stage: Stage, redis_url: str) -> None:
         """SIGSTOP of a child past its lease, a takeover, SIGCONT: not a word of its own gets between the other's."""

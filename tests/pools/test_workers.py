@@ -62,6 +62,7 @@ class TestDuplicates:
             assert server.llen(queue_of(stage)) == 0
 
 
+@pytest.mark.once
 class TestCancels:
     def test_before_any_worker_runs(self, stage: Stage, redis_url: str) -> None:
         """FR-08: cancelled while its message waits: the worker that gets it asks no model."""
@@ -126,6 +127,7 @@ class TestThreads:
         assert not re.search("ERROR|Traceback|can't be", worker.output())
 
 
+@pytest.mark.once
 class TestElsewhere:
     def test_another_container_is_not_declared_dead(self, stage: Stage, redis_url: str) -> None:
         """On the same machine, in a pid namespace of its own: its pid is nobody's here, or another's."""
@@ -177,6 +179,7 @@ def in_a_namespace() -> list[str]:
     pytest.fail("no pid namespace can be made here; run this as root, or allow user namespaces")
 
 
+@pytest.mark.once
 class TestFrozen:
     def test_a_gevent_worker_writes_nothing_after(self, stage: Stage, redis_url: str) -> None:
         """SIGSTOP past its lease, a takeover, SIGCONT: what the other one wrote stays as it is."""
