@@ -1,47 +1,56 @@
 """The demo as a process of its own: started, killed at a named point or at any moment, and counted."""
 
+import itertools
 import json
+import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Runs the demo's command with a failpoint that kills the process when it is reached for the nth time.
-_KILLED_AT = """
-import itertools, os, signal, sys
+from tests.crash.nursery import Nursery, Process
 from think_celery.cli import main
-from think_celery.demo import run
-
-point, nth = sys.argv[1], int(sys.argv[2])
-reached = itertools.count(1)
-
-def failpoint(name):
-    if name == point and next(reached) == nth:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-class Killed(run.Demo):
-    def __init__(self, rt, *rest):
-        rt.failpoint = failpoint
-        super().__init__(rt, *rest)
-
-run.Demo = Killed
-main(sys.argv[3:], prog_name="think-celery")
-"""
 
 FINAL = "think_final_answer"
+SECONDS = 60.0
+
+
+def run() -> None:
+    """The process: ``think-celery`` with the arguments in ``CRASH_DO``; it dies at ``CRASH_KILL_AT``, if set."""
+    if place := os.environ.get("CRASH_KILL_AT"):
+        die_at(*place.split("#"))
+    main(json.loads(os.environ["CRASH_DO"]), prog_name="think-celery")
+
+
+def die_at(point: str, nth: str) -> None:
+    """Let the demo kill itself when it reaches this failpoint for the nth time."""
+    from think_celery.demo import run as module  # not at the top: its classes are the demo's alone
+
+    reached = itertools.count(1)
+
+    def failpoint(name: str) -> None:
+        if name == point and next(reached) == int(nth):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Killed(module.Demo):
+        def __init__(self, rt: Any, *rest: Any) -> None:
+            rt.failpoint = failpoint
+            super().__init__(rt, *rest)
+
+    module.Demo = Killed  # type: ignore[misc]
 
 
 @dataclass
 class Demo:
-    """One state folder, and the processes that worked on it."""
+    """One state folder, and the processes that worked on it. *children* is where they come from."""
 
+    children: Nursery
     state: Path
     reports: list[dict[str, str]]
     arguments: list[str] = field(default_factory=list)
+    starts: int = 0
 
     @property
     def command(self) -> list[str]:
@@ -50,31 +59,25 @@ class Demo:
         source.write_text("".join(json.dumps(report) + "\n" for report in self.reports))
         return ["demo", str(source), "--state", str(self.state), *self.arguments]
 
-    def start(self, *, killed_at: tuple[str, int] | None = None) -> "subprocess.Popen[str]":
+    def start(self, *, killed_at: tuple[str, int] | None = None) -> Process:
         """Start it; with *killed_at* it kills itself at that failpoint."""
-        program = [sys.executable, "-m", "think_celery.cli"]
+        given = {"CRASH_KIND": "demo", "CRASH_DO": json.dumps(self.command)}
         if killed_at is not None:
-            program = [sys.executable, "-c", _KILLED_AT, killed_at[0], str(killed_at[1])]
-        return subprocess.Popen(
-            [*program, *self.command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+            given["CRASH_KILL_AT"] = f"{killed_at[0]}#{killed_at[1]}"
+        self.starts += 1
+        return self.children.start(given, self.state.parent / f"{self.starts}-demo.log")
 
     def run_until_killed(self, point: str, nth: int) -> None:
         """Run it until it kills itself."""
         process = self.start(killed_at=(point, nth))
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGKILL, f"{point} was not reached {nth} times\n{said}"
+        status = process.wait(SECONDS)
+        assert status == -signal.SIGKILL, f"{point} was not reached {nth} times\n{process.output()}"
 
     def run_to_end(self) -> str:
         """Run it to its end, and return what it said."""
         process = self.start()
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, said
-        return said
+        assert process.wait(SECONDS) == 0, process.output()
+        return process.output()
 
     # --- what is there ----------------------------------------------------------------------------
 

@@ -184,6 +184,8 @@ WHAT_A_WORKER_IMPORTS = (
     "kombu.transport.redis",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
+    "rich.live",
+    "rich.table",
     "tests.crash.worker",
 )
 """Nearly all of the processor time that a worker's start takes goes into these."""

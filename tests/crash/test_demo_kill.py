@@ -1,12 +1,14 @@
 """The demo is killed with SIGKILL, started again, and goes on where it was."""
 
 import random
-import subprocess
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.crash.demo import Demo, Look, check
+from tests.crash.nursery import Nursery
 
 pytestmark = pytest.mark.services
 
@@ -56,9 +58,11 @@ POINTS = [
 
 
 @pytest.mark.parametrize(("point", "nth"), POINTS, ids=[f"{point} ({nth})" for point, nth in POINTS])
-def test_killed_at_each_point_it_goes_on_where_it_was(point: str, nth: int, tmp_path: Path) -> None:
+def test_killed_at_each_point_it_goes_on_where_it_was(
+    children: Nursery, point: str, nth: int, tmp_path: Path
+) -> None:
     """A stored answer is not asked for again, one in flight once at most; no label is applied twice (A3, A18)."""
-    demo = Demo(tmp_path / "state", REPORTS, ["--pace", "0.002", "--concurrency", "2"])
+    demo = Demo(children, tmp_path / "state", REPORTS, ["--pace", "0.002", "--concurrency", "2"])
 
     demo.run_until_killed(point, nth)
     killed = demo.look()
@@ -68,19 +72,21 @@ def test_killed_at_each_point_it_goes_on_where_it_was(point: str, nth: int, tmp_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_again_and_again_at_any_moment_it_ends_right(seed: int, tmp_path: Path) -> None:
+def test_killed_again_and_again_at_any_moment_it_ends_right(
+    children: Nursery, seed: int, tmp_path: Path
+) -> None:
     """Four kills at random moments, of the start and of the recovery from the kill before, change nothing."""
     moments = random.Random(seed)
-    demo = Demo(tmp_path / "state", REPORTS, ["--pace", "0.02", "--concurrency", "2"])
+    demo = Demo(children, tmp_path / "state", REPORTS, ["--pace", "0.02", "--concurrency", "2"])
     kills: list[Look] = []
 
     for _ in range(4):
         process = demo.start()
-        try:
-            process.wait(timeout=moments.uniform(0.3, 3.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.communicate(timeout=30)
+        end_at = time.monotonic() + moments.uniform(0.1, 2.5)
+        while process.running and time.monotonic() < end_at:
+            time.sleep(0.01)
+        process.signal(signal.SIGKILL)
+        process.wait(30)
         kills.append(demo.look())
     said = demo.run_to_end()
 
@@ -88,9 +94,11 @@ def test_killed_again_and_again_at_any_moment_it_ends_right(seed: int, tmp_path:
     assert "4 applied" in said
 
 
-def test_started_again_when_all_is_done_it_shows_the_table_and_asks_nothing(tmp_path: Path) -> None:
+def test_started_again_when_all_is_done_it_shows_the_table_and_asks_nothing(
+    children: Nursery, tmp_path: Path
+) -> None:
     """A second start with everything done makes no request, writes no result and shows the same table."""
-    demo = Demo(tmp_path / "state", REPORTS, ["--pace", "0", "--concurrency", "2"])
+    demo = Demo(children, tmp_path / "state", REPORTS, ["--pace", "0", "--concurrency", "2"])
     first = demo.run_to_end()
     before = demo.look()
 

@@ -3,7 +3,7 @@
 What one does is in its environment, beside the settings (``THINK_…``):
 
 ``CRASH_KIND``: ``plain``, ``prefork``, ``threads``, ``gevent``, ``solo``,
-``client`` or ``submitter``. ``CRASH_KILL_AT=point#n``:
+``client``, ``submitter`` or ``demo``. ``CRASH_KILL_AT=point#n``:
 SIGKILL itself when it comes to that failpoint for the n-th time. ``CRASH_DEATHS=point#n point …``: the same, but
 of all workers on this stage together one dies at each of these points. ``CRASH_HOLD_AT=point#n``: stay there
 until the file ``<log>.go`` exists.
@@ -25,7 +25,7 @@ from typing import Any
 
 from celery import Celery, signals
 
-from tests.crash import load
+from tests.crash import demo, load
 from tests.crash.project import Saga, Scribe
 from think_celery.app import ThinkCelery
 from think_celery.clock import SystemClock
@@ -216,6 +216,7 @@ def main() -> None:
         "plain": run_plain,
         "client": run_client,
         "submitter": load.run,
+        "demo": demo.run,
         **dict.fromkeys(POOLS, run_celery),
     }
     kinds[os.environ["CRASH_KIND"]]()
