@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ _SCRUBBED = re.compile(
 )
 for _name in [name for name in os.environ if _SCRUBBED.fullmatch(name) and name != "THINK_TEST_SERVERS"]:
     del os.environ[_name]
+
+# A run starts hundreds of interpreters. Where none may write what it has compiled (as in many images), each compiles
+# all of the package anew, and each process of pytest all tests: minutes of a processor's time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 ON_SERVERS = {"postgres", "postgres_url", "redis_url"}
 
