@@ -4,7 +4,7 @@ import pytest
 
 from tests.domain.crowd import at_once, transaction, workers
 from tests.domain.talk import talker
-from think_celery import Debounce, Think
+from think_celery import Debounce, RecoveryLimits, Think
 from think_celery.domain import claims, submissions
 from think_celery.errors import InsideTransaction, InvalidValue
 from think_celery.providers.scripted import FunctionModel, say
@@ -113,6 +113,19 @@ class TestEachStrategy:
         assert waiting == ["completed", "skipped", "pending"]
         assert statuses(agent) == ["completed", "skipped", "completed"]
         assert users(agent) == ["first", "second", "third"]
+
+    def test_a_debounced_turn_has_no_attempt_more(self, t):
+        """B18: beginning later is no wait for a provider, so its first attempt counts like any other."""
+        t.use_model(ECHO)
+        agent = talker(message_concurrency=Debounce(5), chat_recovery=RecoveryLimits(max_attempts=1))("a")
+        claimed = claims.claim(t.rt, agent.receive_messages("first").submission_id)
+        second = agent.receive_messages("second")
+        _finish(t, claimed)
+        t.crash_at("turn:before-model")
+        t.skip(30)
+
+        assert t.crashes == ["turn:before-model"]
+        assert agent.inspect_submission(second.submission_id).error_type == "TooManyAttempts"
 
     @pytest.mark.parametrize("how", ["latest", "merge", "drop", Debounce(60)])
     def test_an_idle_agent_answers_at_once(self, t, how):

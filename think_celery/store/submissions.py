@@ -122,7 +122,11 @@ def give_key(tx: Tx, row: Row[Any], idempotency_key: str) -> bool:
     return tx.execute(_GIVE_KEY, {"number": row.seq, "idempotency_key": idempotency_key}).rowcount == 1
 
 
-_WAITED = and_(submissions.c.status == SubmissionStatus.PENDING, submissions.c.not_before.is_not(None))
+_WAITED = and_(  # one that begins later for another reason (a debounce) has not begun yet
+    submissions.c.status == SubmissionStatus.PENDING,
+    submissions.c.not_before.is_not(None),
+    submissions.c.applied_at.is_not(None),
+)
 _BEGIN = moving(
     submissions,
     MINE,
