@@ -56,6 +56,19 @@ class TestSubmissions:
         assert current().inspect_submission(second.submission_id).error == "enough"
         assert current().inspect_submission(first.submission_id).agent.name == "a"
 
+    def test_an_intent_to_cancel_is_stored(self, t):
+        """B17: the same as through the agent; the turn goes on until it is interrupted."""
+        asked = Keeper("a").submit_messages("Hi")
+        t.crash_at("turn:before-model")
+
+        stored = current().cancel_submission(asked.submission_id, "the user left", if_interrupted=True)
+        before = current().inspect_submission(asked.submission_id).status
+        ended = current().wait_for_submission(asked.submission_id)
+
+        assert (stored, before) == (True, "pending")
+        assert (ended.status, ended.error) == ("aborted", "the user left")
+        assert not current().cancel_submission(asked.submission_id, if_interrupted=True)
+
     def test_that_nobody_knows(self, t):
         """Looking finds nothing; waiting would never end."""
         assert current().inspect_submission("never") is None
@@ -110,6 +123,7 @@ class TestWorkflows:
             lambda: current().get_workflow("w1"),
             lambda: current().approve_workflow("w1"),
             lambda: current().reject_workflow("w1"),
+            lambda: current().resume_workflow("w1"),
             lambda: current().send_workflow_event("w1", type="go"),
         ]
         for ask in calls:
@@ -123,7 +137,8 @@ class TestWorkflows:
         """Neither is stored anywhere."""
         Keeper("a").run_workflow(Permit, {}, workflow_id="w1")
 
-        for decide in (current().approve_workflow, current().reject_workflow, Keeper("a").approve_workflow):
+        by_id = (current().approve_workflow, current().reject_workflow, current().resume_workflow)
+        for decide in (*by_id, Keeper("a").approve_workflow):
             with pytest.raises(WorkflowNotFound):
                 decide("never")
         with pytest.raises(TypeError, match="reason"):

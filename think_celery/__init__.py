@@ -11,6 +11,7 @@ from think_celery.domain.live import LiveEvent
 from think_celery.domain.receipts import Submission
 from think_celery.domain.replay import StepContext
 from think_celery.domain.runs import WorkflowRun
+from think_celery.domain.usage import TokenUsage
 from think_celery.domain.waiting import SaveMessagesResult
 from think_celery.domain.waits import Approval, ReceivedEvent
 from think_celery.errors import NonRetryableError, StepError, ThinkError
@@ -19,6 +20,8 @@ from think_celery.protocols import (
     Finish,
     ForcedTool,
     ReasoningDelta,
+    ReasoningEnd,
+    StepMetadata,
     TextDelta,
     ToolCallComplete,
     ToolCallDelta,
@@ -68,6 +71,7 @@ __all__ = [
     "NonRetryableError",
     "PendingInteraction",
     "ReasoningDelta",
+    "ReasoningEnd",
     "ReceivedEvent",
     "Recovery",
     "RecoveryContext",
@@ -78,6 +82,7 @@ __all__ = [
     "StepConfig",
     "StepContext",
     "StepError",
+    "StepMetadata",
     "StepResult",
     "Submission",
     "SubmissionStatus",
@@ -88,6 +93,7 @@ __all__ = [
     "ThinkError",
     "ThinkWorkflow",
     "ThinkWorkflowStep",
+    "TokenUsage",
     "Tool",
     "ToolCallComplete",
     "ToolCallContext",

@@ -3,7 +3,7 @@
 import inspect
 from typing import Any, ClassVar, Self
 
-from think_celery.errors import AsyncNotSupported
+from think_celery.errors import AsyncNotSupported, InvalidValue
 from think_celery.ids import AgentRef
 from think_celery.names import check_name
 from think_celery.runtime import Runtime, agent_classes, current
@@ -71,6 +71,10 @@ class AgentHandle:
     def _ref(self) -> AgentRef:
         return AgentRef(self.agent_class, self.name)
 
+    @property
+    def _celery_queue(self) -> str | None:
+        return self.queue or self._rt.settings.queue
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
 
@@ -89,10 +93,10 @@ def check_count(cls: type, name: str, meaning: str) -> None:
     """Refuse a class whose attribute of that name is no number of things.
 
     Raises:
-        ValueError: It is none.
+        InvalidValue: It is none.
     """
     given: object = getattr(cls, name)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ValueError(
+        raise InvalidValue(
             f"{cls.__name__}.{name} is {given!r}: it must be a whole number, 1 or more. It is {meaning}."
         )

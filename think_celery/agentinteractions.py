@@ -20,7 +20,7 @@ class AgentInteractions(AgentHandle, abstract=True):
         """Whether a tool call waits for an approval or for a client's answer."""
         return interactions.any_open(self._rt, self._ref)
 
-    def approve_tool_call(self, tool_call_id: str, *, reason: str | None = None) -> InteractionResult:
+    def approve_tool_call(self, tool_call_id: str, reason: str | None = None) -> InteractionResult:
         """Let a tool call run that needs an approval; the result is true if this call decided it.
 
         A call is decided once, whoever comes first. It runs with just the arguments that
@@ -36,9 +36,7 @@ class AgentInteractions(AgentHandle, abstract=True):
             InteractionMismatch: A client answers the call, or it was changed since.
             TypeError: *reason* is no text.
         """
-        return decisions.approve(
-            self._rt, self._ref, tool_call_id, reason=reason, queue=self.queue or self._rt.settings.queue
-        )
+        return decisions.approve(self._rt, self._ref, tool_call_id, reason=reason, queue=self._celery_queue)
 
     def reject_tool_call(self, tool_call_id: str, reason: str | None = None) -> InteractionResult:
         """Let a tool call not run that needs an approval; the result is true if this call decided it.
@@ -46,9 +44,7 @@ class AgentInteractions(AgentHandle, abstract=True):
         The model is told that it was denied, and *reason*, and goes on when no other call of the same answer waits
         any more. Raises what :meth:`approve_tool_call` raises.
         """
-        return decisions.reject(
-            self._rt, self._ref, tool_call_id, reason=reason, queue=self.queue or self._rt.settings.queue
-        )
+        return decisions.reject(self._rt, self._ref, tool_call_id, reason=reason, queue=self._celery_queue)
 
     def provide_tool_result(
         self, tool_call_id: str, output: Any = None, *, error: str | None = None
@@ -70,10 +66,5 @@ class AgentInteractions(AgentHandle, abstract=True):
             ValueError: Both an output and an error were given.
         """
         return decisions.answer(
-            self._rt,
-            self._ref,
-            tool_call_id,
-            output=output,
-            error=error,
-            queue=self.queue or self._rt.settings.queue,
+            self._rt, self._ref, tool_call_id, output=output, error=error, queue=self._celery_queue
         )

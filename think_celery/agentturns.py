@@ -52,7 +52,7 @@ class AgentTurns(AgentHandle, abstract=True):
             idempotency_key=idempotency_key,
             submission_id=submission_id,
             metadata=metadata,
-            queue=self.queue or rt.settings.queue,
+            queue=self._celery_queue,
         )
         return as_submission(rt, row, accepted=accepted, same_payload=same)
 

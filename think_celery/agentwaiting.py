@@ -50,9 +50,9 @@ class AgentWaiting(AgentHandle, abstract=True):
             InsideTransaction: Called inside a joined transaction.
             EmptySubmission, InvalidMessage, PayloadTooLarge: As for :meth:`submit_messages`.
         """
-        rt = self._rt
-        queue = self.queue or rt.settings.queue
-        return saves.save(rt, self._ref, messages, timeout=timeout, signal=signal, queue=queue)
+        return saves.save(
+            self._rt, self._ref, messages, timeout=timeout, signal=signal, queue=self._celery_queue
+        )
 
     def continue_last_turn(
         self, *, timeout: Duration | None = None, signal: AbortSignal | None = None
@@ -70,9 +70,9 @@ class AgentWaiting(AgentHandle, abstract=True):
         Raises:
             TurnStillRunning, NestedTurn, InsideTransaction: As for :meth:`save_messages`.
         """
-        rt = self._rt
-        queue = self.queue or rt.settings.queue
-        return saves.continue_last(rt, self._ref, timeout=timeout, signal=signal, queue=queue)
+        return saves.continue_last(
+            self._rt, self._ref, timeout=timeout, signal=signal, queue=self._celery_queue
+        )
 
     def wait_for_submission(self, submission_id: str, timeout: Duration | None = None) -> Submission:
         """The submission once its turn has ended, at once if it has. Any process may wait for it.
@@ -125,6 +125,6 @@ class AgentWaiting(AgentHandle, abstract=True):
             self.message_concurrency,
             idempotency_key=idempotency_key,
             metadata=metadata,
-            queue=self.queue or rt.settings.queue,
+            queue=self._celery_queue,
         )
         return as_submission(rt, row, accepted=accepted, same_payload=same)

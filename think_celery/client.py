@@ -45,9 +45,15 @@ class ThinkClient:
         wait = waiting.Wait(self._rt, agent, "wait_for_submission()", timeout=timeout)
         return as_submission(self._rt, wait.end_of(submission_id))
 
-    def cancel_submission(self, submission_id: str, reason: str | None = None) -> bool:
-        """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is."""
-        return submissions.cancel_by_id(self._rt, submission_id, reason)
+    def cancel_submission(
+        self, submission_id: str, reason: str | None = None, *, if_interrupted: bool = False
+    ) -> bool:
+        """End a submission as aborted, and say whether this call did; an ended or unknown one stays as it is.
+
+        With *if_interrupted* only the intent is stored: see the agent's method of this name.
+        """
+        cancel = submissions.intend_to_cancel if if_interrupted else submissions.cancel_by_id
+        return cancel(self._rt, submission_id, reason)
 
     # --- workflows --------------------------------------------------------------------------------
 
@@ -83,6 +89,10 @@ class ThinkClient:
     ) -> None:
         """Reject what a workflow waits for. Raises what :meth:`get_workflow` raises, and TypeError."""
         runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
+
+    def resume_workflow(self, workflow_id: str, *, workflow: Workflow | None = None) -> bool:
+        """Let a workflow go on that is paused, and say whether it was. Raises what :meth:`get_workflow` raises."""
+        return runs.resume(self._rt, workflow_id, workflow)
 
     def send_workflow_event(
         self,

@@ -534,7 +534,7 @@ class InteractionError(ThinkError):
     """A call that waits for an approval, or for a client's answer, can't be decided on like this."""
 
 
-class InteractionNotFound(InteractionError):
+class InteractionNotFound(InteractionError, LookupError):
     """The agent has no call of that id which waits, or ever did."""
 
     def __init__(self, agent: str, tool_call_id: str) -> None:

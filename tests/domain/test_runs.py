@@ -2,7 +2,7 @@
 
 import pytest
 
-from think_celery import Think, ThinkWorkflow
+from think_celery import Think, ThinkWorkflow, current
 from think_celery.errors import AmbiguousWorkflow, WorkflowError, WorkflowNotFound
 from think_celery.testing import think_test
 
@@ -84,7 +84,7 @@ class TestResuming:
         stopped = FrontDesk("desk").get_workflow(workflow_id)
         monkeypatch.undo()
 
-        resumed = FrontDesk("desk").resume_workflow(workflow_id)
+        resumed = current().resume_workflow(workflow_id)
         t.run_until_idle()
 
         assert (stopped.status, stopped.error_type) == ("paused", "ReplayMismatch")

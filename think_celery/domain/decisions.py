@@ -1,6 +1,5 @@
 """Decide on calls that wait: approve, reject, answer. Each decision is taken once, from any process."""
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +8,12 @@ from typing import Any
 from think_celery.described import MAX_ERROR, storable
 from think_celery.domain import live, submissions
 from think_celery.domain.interactions import Kind, calls_in, fingerprint
-from think_celery.errors import InteractionMismatch, InteractionNotFound, PayloadTooLarge
+from think_celery.errors import InteractionMismatch, InteractionNotFound, InvalidValue
 from think_celery.ids import AgentRef
 from think_celery.messages import Part, ToolPart, dump_parts, load_parts
 from think_celery.names import can_be_a_name
 from think_celery.runtime import Runtime
+from think_celery.serialization import check_size
 from think_celery.states import InteractionStatus
 from think_celery.store import interactions as rows
 from think_celery.store import messages as message_rows
@@ -77,16 +77,14 @@ def answer(
     Raises:
         InvalidToolResult: The output has no JSON form.
         PayloadTooLarge: It is too large.
-        ValueError: Both an output and an error were given.
+        InvalidValue: Both an output and an error were given.
     """
     if error is not None and output is not None:
-        raise ValueError(
+        raise InvalidValue(
             "provide_tool_result() takes an output or an error, not both. Leave one of them out."
         )
     output, error = dump_result(output), _reason(error, "error")
-    size, limit = len(json.dumps(output)), rt.settings.max_payload
-    if size > limit:
-        raise PayloadTooLarge("The tool's result", size, limit)
+    check_size("The tool's result", output, rt.settings.max_payload)
 
     def apply(part: ToolPart) -> None:
         if error is None:

@@ -71,7 +71,7 @@ def start(
         ValueError: *on_conflict* or the id is unfit.
     """
     if on_conflict not in ("return", "raise"):
-        raise ValueError(f'on_conflict={on_conflict!r}: it must be "return" or "raise".')
+        raise InvalidValue(f'on_conflict={on_conflict!r}: it must be "return" or "raise".')
     name = name_of(workflow)
     cls = workflow_classes.get(name)
     ref = reference(name, workflow_id if workflow_id is not None else f"wf_{new_id().replace('-', '')}")
