@@ -232,7 +232,7 @@ class TestHooks:
     def test_no_model_at_all(self, sqlite_url):
         """The error says how to name one."""
         with worker(sqlite_url) as rt, pytest.raises(NoModel, match="think_model"):
-            hooks.model_of(rt, Reporter("x"))
+            hooks.models_of(rt, Reporter("x"))
 
 
 class TestRuntime:

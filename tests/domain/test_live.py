@@ -12,7 +12,7 @@ from tests.domain.flows import worker
 from tests.domain.talk import ask, now, shape, talker
 from think_celery.domain import claims
 from think_celery.domain import live as live_rules
-from think_celery.domain.live import Broadcast, LiveEvent
+from think_celery.domain.live import LiveEvent, LiveTurn
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.events.writer import LiveWriter
 from think_celery.protocols import Finish, Frame, TextDelta, Usage
@@ -285,7 +285,7 @@ class TestFrames:
         """Tools write from threads of their own: each frame has a number of its own, in the order of the log."""
         frames: list[Frame] = []
         quick.rt.live.put = frames.append
-        broadcast = Broadcast(quick.rt, agent._ref.id, "s", "m", 1)
+        broadcast = LiveTurn(quick.rt, agent._ref.id, "s", "m", 1)
         threads = [
             threading.Thread(target=lambda: [broadcast.put(delta("x")) for _ in range(500)]) for _ in range(8)
         ]

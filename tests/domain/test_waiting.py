@@ -8,7 +8,7 @@ from sqlalchemy.exc import OperationalError
 from tests.domain.crowd import clerk, in_processes, workers
 from tests.domain.talk import talker
 from think_celery.domain import claims, poller
-from think_celery.domain.waiting import Wait, result_of
+from think_celery.domain.waiting import Wait
 from think_celery.errors import NestedTurn, SubmissionNotFound, TurnStillRunning
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call, say
@@ -83,7 +83,7 @@ class TestASubmission:
         agent.cancel_submission(submission_id, "enough")
         live.monitor.beat()
 
-        result = result_of(live, agent._ref, submission_id, timeout=20)
+        result = Wait(live, agent._ref, "a test", timeout=20).result(submission_id)
 
         running.join(10)
         assert (result.status, result.text, result.error) == ("aborted", "Half of it", "enough")
@@ -154,7 +154,7 @@ class TestThePoller:
         results = []
 
         def wait(agent, submission_id):
-            results.append(result_of(live, agent._ref, submission_id, timeout=30).status)
+            results.append(Wait(live, agent._ref, "a test", timeout=30).result(submission_id).status)
 
         threads = [threading.Thread(target=wait, args=each) for each in zip(agents, ids, strict=True)]
         for thread in threads:

@@ -112,6 +112,8 @@ class Answer:
         if type(event) is TextDelta:  # nearly always
             return self._grow(TextPart, "text", event.text)
         match event:
+            case TextDelta(text=text):
+                return self._grow(TextPart, "text", text)
             case ReasoningDelta(text=text):
                 return self._grow(ReasoningPart, "reasoning", text)
             case ToolCallDelta() | ToolCallComplete():

@@ -86,8 +86,8 @@ class Attempts:
         self.failures = 0
 
         def change(tx: Tx) -> None:
-            self._draft.unfinished(tx)
             submissions.go_to_model(tx, self._submission_id, self._models.position)
+            self._draft.unfinished(tx)
 
         self._draft.write(change)
         logger.warning(
@@ -112,8 +112,8 @@ class Attempts:
             raise PutBack(seconds, self.failures)
 
         def change(tx: Tx) -> None:
-            self._draft.unfinished(tx)
             submissions.count_model_attempts(tx, self._submission_id, self.failures, self._draft.tokens)
+            self._draft.unfinished(tx)
 
         self._draft.write(change)
         self._hold.heard(seconds)

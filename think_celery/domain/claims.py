@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from think_celery.domain import afterwards, continuations, conversation, lines, takeover, turns
+from think_celery.domain import afterwards, continuations, conversation, lines, statuses, takeover, turns
 from think_celery.domain.claimed import Claim
 from think_celery.domain.outcomes import Ended, Outcome, Word
 from think_celery.errors import (
@@ -206,13 +206,13 @@ def _apply(tx: Tx, agent: AgentRef, messages: list[UIMessage]) -> bool:
         added |= message_rows.append(tx, agent.id, conversation.as_row(message))
     if added:
         return True
-    transcript = message_rows.of(tx, agent.id)
-    return bool(transcript) and transcript[-1].role != "assistant"
+    last = message_rows.last(tx, agent.id)
+    return last is not None and last.role != "assistant"
 
 
 def _end_in_error(rt: Runtime, tx: Tx, row: Any, lease: Lease, error: ThinkError, *, inner: bool) -> Outcome:
     """End a submission that there can be no turn for; the line is kept for the hooks that are told."""
-    name, keep = type(error).__name__, inner or turns.follow(row.agent_class)
+    name, keep = type(error).__name__, inner or statuses.follows(row.agent_class)
     message = None if row.message_id is None else message_rows.get(tx, row.agent_id, row.message_id)
     conversation.place_unfinished(tx, row.agent_id)
     lines.end(

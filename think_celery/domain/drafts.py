@@ -206,11 +206,11 @@ class Draft:
         """Store the message at the end of a model step, or with a tool's result, which is durable *progress*."""
 
         def change(tx: Tx) -> None:
-            self.unfinished(tx)
             if progress:
                 submissions.progress(tx, self._submission_id, self.tokens)
             else:
                 submissions.count_model_attempts(tx, self._submission_id, 0, self.tokens)
+            self.unfinished(tx)
 
         self.write(change)
 

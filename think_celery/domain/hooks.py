@@ -9,7 +9,7 @@ from think_celery.domain.leases import LET_GO_SECONDS, Hold
 from think_celery.domain.lineup import Lineup
 from think_celery.errors import InvalidValue, ModelAborted
 from think_celery.logs import trace_of
-from think_celery.protocols import AgentHooks, Model, Models
+from think_celery.protocols import AgentHooks, Models
 from think_celery.runtime import Runtime
 from think_celery.tools import Tool, as_tools, tools_of
 
@@ -130,15 +130,6 @@ def models_of(rt: Runtime, agent: AgentHooks, hooks: Hooks | None = None, positi
         return resolve(rt, agent.agent_class, rt.stand_in(agent.agent_class), position)
     given = agent.get_model() if hooks is None else hooks.decide("get_model")
     return resolve(rt, agent.agent_class, given, position)
-
-
-def model_of(rt: Runtime, agent: AgentHooks) -> Model:
-    """The model that the agent's next turn asks first.
-
-    Raises:
-        NoModel: None was named, or its name can't be resolved.
-    """
-    return models_of(rt, agent).model
 
 
 def all_tools(agent: AgentHooks, hooks: Hooks | None = None) -> Sequence[Tool]:

@@ -21,7 +21,7 @@ POLL_SECONDS = 0.05
 SILENCE_SECONDS = 5.0
 
 
-class Broadcast:
+class LiveTurn:
     """Writes one turn's frames. Never raises and never waits: the live log is a courtesy. Thread-safe."""
 
     def __init__(self, rt: Runtime, agent_id: str, submission_id: str, message_id: str, token: int) -> None:

@@ -9,7 +9,7 @@ from think_celery.domain import continuations, finals, hooks, recovery, requests
 from think_celery.domain.attempts import Attempts
 from think_celery.domain.drafts import Draft
 from think_celery.domain.lineup import Lineup
-from think_celery.domain.live import Broadcast
+from think_celery.domain.live import LiveTurn
 from think_celery.domain.patience import patiently
 from think_celery.domain.requests import Plan
 from think_celery.domain.toolcalls import Scene, execute
@@ -164,7 +164,7 @@ class Loop:
         """
         turn = self.turn
         agent_id, submission_id = turn.claim.agent.id, turn.row.id
-        live = Broadcast(self.rt, agent_id, submission_id, message_id, turn.claim.lease.token)
+        live = LiveTurn(self.rt, agent_id, submission_id, message_id, turn.claim.lease.token)
         draft = Draft(self.rt, turn.hold, agent_id, turn.row, message_id, in_place=True)
         draft.tokens = turn.draft.tokens
         draft.load()
@@ -258,7 +258,7 @@ class Loop:
         """Make these calls; returns those that wait for somebody."""
         return execute(self._scene(self.turn.draft, self.turn.live, tools), parts)
 
-    def _scene(self, draft: Draft, live: Broadcast, tools: Mapping[str, Tool]) -> Scene:
+    def _scene(self, draft: Draft, live: LiveTurn, tools: Mapping[str, Tool]) -> Scene:
         turn = self.turn
         return Scene(
             rt=self.rt,

@@ -2,7 +2,6 @@
 
 import contextvars
 import inspect
-import json
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -18,7 +17,6 @@ from think_celery.errors import (
     InvalidToolArguments,
     InvalidValue,
     ModelAborted,
-    PayloadTooLarge,
 )
 from think_celery.logs import trace_of
 from think_celery.messages import ToolPart
@@ -33,6 +31,7 @@ from think_celery.protocols import (
     ToolCallDelta,
     ToolResult,
 )
+from think_celery.serialization import check_size
 from think_celery.tools import dump_result, parse_arguments
 from think_celery.turnhooks import ChatContext
 
@@ -192,9 +191,7 @@ class OwnLoop:
         if part.state == "input-streaming":
             self._make_ready(part)
         output = dump_result(result.output)
-        size, limit = len(json.dumps(output)), turn.rt.settings.max_payload
-        if size > limit:
-            raise PayloadTooLarge("The tool's result", size, limit)
+        check_size("The tool's result", output, turn.rt.settings.max_payload)
         _settle(part, output, result.error)
         turn.draft.store_step(progress=True)
         turn.live.put(settled_chunk(part))

@@ -1,4 +1,4 @@
-"""Accept, claim, run, look up, cancel and delete turns."""
+"""Accept, look up, cancel and delete turns. Claiming them is in ``claims``."""
 
 import logging
 from collections.abc import Sequence
@@ -260,9 +260,9 @@ def find(
 ) -> list[Any]:
     """Rows of submissions, newest first."""
     check_limit(limit)
-    statuses = status_names(status, SubmissionStatus)
+    names = status_names(status, SubmissionStatus)
     agent_id = None if agent is None else agent.id
-    return rt.db.look(lambda tx: submissions.find(tx, agent_id=agent_id, statuses=statuses, limit=limit))
+    return rt.db.look(lambda tx: submissions.find(tx, agent_id=agent_id, statuses=names, limit=limit))
 
 
 def cancel_by_id(rt: Runtime, submission_id: str, reason: str | None = None) -> bool:

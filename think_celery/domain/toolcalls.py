@@ -1,6 +1,5 @@
 """Run the calls of one model step: each once, also after a crash."""
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,11 @@ from think_celery.domain.hooks import Hooks
 from think_celery.domain.interactions import interaction_id
 from think_celery.domain.leases import Hold
 from think_celery.domain.patience import patiently
-from think_celery.errors import InvalidToolArguments, PayloadTooLarge, TurnCancelled
+from think_celery.errors import InvalidToolArguments, TurnCancelled
 from think_celery.logs import trace_of
 from think_celery.messages import ToolPart
 from think_celery.runtime import Runtime
+from think_celery.serialization import check_size
 from think_celery.tools import Tool, ToolContext, dump_result, parse_arguments
 from think_celery.turnhooks import ToolCallContext, ToolCallDecision, ToolResultContext
 
@@ -310,9 +310,7 @@ class _Runs:
 
 def _storable(rt: Runtime, value: Any) -> Any:
     output = dump_result(value)
-    size, limit = len(json.dumps(output)), rt.settings.max_payload
-    if size > limit:
-        raise PayloadTooLarge("The tool's result", size, limit)
+    check_size("The tool's result", output, rt.settings.max_payload)
     return output
 
 

@@ -62,7 +62,7 @@ class Turn(TurnState):
     def __init__(self, rt: Runtime, claim: Claim, hold: Hold) -> None:
         super().__init__(rt, claim, hold)
         self.agent: AgentHooks | None = None
-        self.keeps = claim.inner or follow(claim.agent.agent_class)
+        self.keeps = claim.inner or statuses.follows(claim.agent.agent_class)
         """Whether the line stays held after the end, for the hooks that are told of it."""
 
     def run(self) -> Outcome:
@@ -246,8 +246,3 @@ class Turn(TurnState):
                 output=output,
             )
         return Outcome(word, ended=True, row=self.row.id, error_type=error_type, after=after)
-
-
-def follow(agent_class: str) -> bool:
-    """Whether agents of that class want to be told how a turn has ended, before the next one begins."""
-    return statuses.follows(agent_class)

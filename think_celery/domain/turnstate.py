@@ -9,7 +9,7 @@ from think_celery.domain.claimed import Claim
 from think_celery.domain.drafts import Draft
 from think_celery.domain.hooks import Hooks
 from think_celery.domain.leases import Hold
-from think_celery.domain.live import Broadcast
+from think_celery.domain.live import LiveTurn
 from think_celery.domain.outcomes import NotResumed, PutBack
 from think_celery.domain.patience import patiently
 from think_celery.domain.recovery import decide
@@ -35,7 +35,7 @@ class TurnState:
     def __init__(self, rt: Runtime, claim: Claim, hold: Hold) -> None:
         self.rt, self.claim, self.hold, self.row = rt, claim, hold, claim.row
         agent_id = claim.agent.id
-        self.live = Broadcast(rt, agent_id, self.row.id, claim.message_id, claim.lease.token)
+        self.live = LiveTurn(rt, agent_id, self.row.id, claim.message_id, claim.lease.token)
         self.draft = Draft(rt, hold, agent_id, self.row, claim.message_id)
         self.hooks = Hooks(rt, None, hold, self.row.id)  # until the agent is made
         self.stop = AbortController()  # for the model: also comes when the worker is told to stop

@@ -282,19 +282,3 @@ def _heed_the_turn_in_hand() -> None:
         raise LeaseLost(str(work.hold.lease))
     if work.hold.signal.aborted:
         raise TurnCancelled(work.hold.signal.reason or "stopped")
-
-
-def result_of(
-    rt: Runtime,
-    agent: AgentRef,
-    submission_id: str,
-    timeout: Duration | None = None,
-    signal: AbortSignal | None = None,
-    *,
-    call: str = "wait_for_submission()",
-) -> SaveMessagesResult:
-    """Wait for a turn of this agent that was accepted, and say how it has ended. *signal* cancels it.
-
-    Raises what :class:`Wait` and :meth:`Wait.end_of` raise.
-    """
-    return Wait(rt, agent, call, timeout=timeout, signal=signal).result(submission_id)

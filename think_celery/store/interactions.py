@@ -145,12 +145,8 @@ def of_messages(tx: Tx, agent_id: str, message_ids: list[str]) -> list[Row[Any]]
 
 _THERE = select(interactions.c.id).where(_OPEN_OF)
 _FREE = _THERE.with_for_update(key_share=True, skip_locked=True)
-_WITHDRAWN = {"status": InteractionStatus.WITHDRAWN.value, "decided_at": now()}
-_WITHDRAW_ALL = update(interactions).where(_OPEN_OF).values(_WITHDRAWN)
-_WITHDRAW_OF = (
-    update(interactions)
-    .where(_OPEN_OF, interactions.c.submission_id == bindparam("submission"))
-    .values(_WITHDRAWN)
+_WITHDRAW_ALL = moving(
+    interactions, _OPEN_OF, InteractionStatus.WITHDRAWN, allowed=INTERACTION_MOVES, decided_at=now()
 )
 
 
@@ -171,12 +167,7 @@ def wait_for(tx: Tx, interaction_id: str) -> None:
 
 def withdraw_all(tx: Tx, agent_id: str) -> int:
     """Nothing of the agent waits any more. Say how much had; whoever calls this has locked it all."""
-    return tx.execute(_WITHDRAW_ALL, {"agent": agent_id}).rowcount
-
-
-def withdraw_of(tx: Tx, agent_id: str, submission_id: str) -> int:
-    """What a submission's turn asked for does not wait any more. Say how much had."""
-    return tx.execute(_WITHDRAW_OF, {"agent": agent_id, "submission": submission_id}).rowcount
+    return len(tx.execute(_WITHDRAW_ALL, {"agent": agent_id}).all())
 
 
 _REMOVE_ALL = delete(interactions).where(_OF_AGENT)
