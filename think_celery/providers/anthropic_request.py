@@ -12,6 +12,8 @@ from think_celery.providers.options import body_options
 from think_celery.providers.profiles import Profile, fitted
 from think_celery.providers.toolcalls import UniqueIds
 from think_celery.providers.transcript import (
+    BEGUN_BEFORE,
+    GO_ON,
     Wire,
     arguments_of,
     data_of,
@@ -22,8 +24,6 @@ from think_celery.providers.transcript import (
     steps_of,
 )
 
-BEGUN_BEFORE = "(The conversation begins with your message.)"
-GO_ON = "Continue."
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PICTURES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 

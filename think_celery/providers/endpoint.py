@@ -1,6 +1,6 @@
 """Where a provider is asked: one address with its headers, one request at a time, one kind of error for all."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import httpx
 
@@ -70,7 +70,7 @@ class Endpoint:
         except ModelError as error:
             raise NoModel(name, error.message) from None
         self._headers.update(given)
-        self._secrets = _secrets([key, *given.values()])
+        self._secrets = failures.secrets_in([key, *given.values()])
 
     @property
     def host(self) -> str:
@@ -135,7 +135,7 @@ class Endpoint:
     ) -> Iterator[ModelEvent]:
         limits = request.timeouts
         waiting = f"no token came within {limits.first_token:g} s of the request (keep-alives are no tokens)"
-        secrets = self._secrets + _secrets(request.headers.values())
+        secrets = self._secrets + failures.secrets_in(request.headers.values())
         with guard(connection.cut, signal) as watched:
             try:
                 with connection.post(
@@ -208,8 +208,3 @@ def _address_of(name: str, base_url: str, path: str, example: str) -> str:
 
 def _host_and_port(url: httpx.URL) -> str:
     return f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
-
-
-def _secrets(words: Iterable[str]) -> list[str]:
-    """What no error shows, the longest first. Short words are no secrets, and stand in ordinary text."""
-    return sorted((word for word in words if len(word) >= 6), key=len, reverse=True)

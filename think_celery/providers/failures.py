@@ -10,7 +10,6 @@ from think_celery.errors import ModelError
 from think_celery.retries import parse_retry_after
 
 LONGEST_TEXT = 2000
-_RETRYABLE = frozenset({408, 409, 425, 429})
 _NEVER = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
 NOT_AGAIN = _NEVER | {
     "authentication_error",
@@ -41,7 +40,7 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes) -> ModelErro
     parsed = _parsed(body)
     error = _error_in(parsed) or (parsed if isinstance(parsed, Mapping) and parsed else None)
     text = _text(error) if error is not None else _snippet(body, headers)
-    retryable = (status in _RETRYABLE or status >= 500) and not _words(error) & _NEVER
+    retryable = may_pass(status) and not _words(error) & _NEVER
     return ModelError(
         f"HTTP {status}: {text}" if text else f"HTTP {status}",
         retryable=retryable,
@@ -59,16 +58,19 @@ def in_answer(frame: Mapping[str, Any], headers: Mapping[str, str] | None = None
         return None  # nearly always
     error = _error_in(frame)
     status = _status_in(error)
-    if status is not None:
-        retryable = (status in _RETRYABLE or status >= 500) and not _words(error) & _NEVER
-    else:
-        retryable = not _words(error) & NOT_AGAIN
+    never = NOT_AGAIN if status is None else _NEVER
+    retryable = (status is None or may_pass(status)) and not _words(error) & never
     return ModelError(
         _text(error) or "the provider reported an error without a text",
         retryable=retryable,
         status_code=status,
         retry_after_seconds=retry_after(headers or {}, error) if retryable else None,
     )
+
+
+def may_pass(status: int) -> bool:
+    """Whether asking again may help after this HTTP status."""
+    return status in (408, 409, 425, 429) or status >= 500
 
 
 def retry_after(headers: Mapping[str, str], error: Any = None) -> float | None:
@@ -84,6 +86,11 @@ def retry_after(headers: Mapping[str, str], error: Any = None) -> float | None:
             if (given := _number(error.get(key))) is not None:
                 return given
     return _hint(_text(error))
+
+
+def secrets_in(words: Iterable[str]) -> list[str]:
+    """What no error shows, the longest first. Short words are no secrets, and stand in ordinary text."""
+    return sorted((word for word in words if len(word) >= 6), key=len, reverse=True)
 
 
 def shown(text: str, secrets: Iterable[str]) -> str:

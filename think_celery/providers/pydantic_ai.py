@@ -25,7 +25,6 @@ from think_celery.providers.pydantic_ai_stream import Answer
 from think_celery.providers.toolcalls import UniqueIds
 from think_celery.signals import AbortSignal
 
-_RETRYABLE_STATUS = frozenset({408, 409, 425, 429})
 _IN_MEMORY = ("pydantic_ai.models.test", "pydantic_ai.models.function")
 
 
@@ -156,7 +155,7 @@ class PydanticAIModel:
     def _failure(self, error: Exception, model: Any, request: ModelRequest) -> Exception:
         key = getattr(getattr(model, "client", None), "api_key", None)
         words = [*request.headers.values(), key if isinstance(key, str) else ""]
-        secrets = sorted((word for word in words if len(word) >= 6), key=len, reverse=True)
+        secrets = failures.secrets_in(words)
 
         def named(text: str, **more: Any) -> ModelError:
             return ModelError(failures.shown(f"{self.name}: {text}", secrets), **more)
@@ -190,7 +189,7 @@ class PydanticAIModel:
 
     def _of_status(self, error: Any, named: Callable[..., ModelError]) -> ModelError:
         status = error.status_code
-        retryable = (status in _RETRYABLE_STATUS or status >= 500) and not _is_final(error)
+        retryable = failures.may_pass(status) and not _is_final(error)
         wish = _wish(error) if retryable else None
         text = f"HTTP {status}: {_said(error)}"
         return named(text, retryable=retryable, status_code=status, retry_after_seconds=wish)

@@ -11,10 +11,11 @@ from pydantic_ai.tools import ToolDefinition
 from think_celery.errors import ModelError
 from think_celery.messages import FilePart, Part, ReasoningPart, TextPart, ToolPart, UIMessage, clean
 from think_celery.protocols import ForcedTool, ModelRequest
-from think_celery.providers.anthropic_request import BEGUN_BEFORE, GO_ON
 from think_celery.providers.options import body_options, checked_headers
 from think_celery.providers.toolcalls import UniqueIds
 from think_celery.providers.transcript import (
+    BEGUN_BEFORE,
+    GO_ON,
     arguments_of,
     data_of,
     described_file,

@@ -1,6 +1,5 @@
 """The events of Pydantic AI's streamed responses as model events."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from think_celery.protocols import (
     ToolCallDelta,
     Usage,
 )
-from think_celery.providers.toolcalls import UniqueIds
+from think_celery.providers.toolcalls import UniqueIds, arguments_text, is_object
 
 _REASONS: dict[str, Any] = {
     "stop": "stop",
@@ -72,8 +71,8 @@ class Answer:
         for index, part in enumerate(response.parts):
             if not isinstance(part, wire.ToolCallPart):
                 continue
-            arguments = _text(part.args)
-            if reason in ("length", "content-filter") and not _is_object(arguments):
+            arguments = arguments_text(part.args)
+            if reason in ("length", "content-filter") and not is_object(arguments):
                 continue
             number, call_id, _ = self._known(index, part)
             called = True
@@ -101,7 +100,7 @@ class Answer:
             case wire.ThinkingPart(content=text) if text:
                 yield ReasoningDelta(text)
             case wire.ToolCallPart():
-                yield ToolCallDelta(*self._known(index, part), _text(part.args))
+                yield ToolCallDelta(*self._known(index, part), arguments_text(part.args))
 
     def _go_on(self, index: int, delta: Any) -> Iterator[ModelEvent]:
         match delta:
@@ -110,7 +109,7 @@ class Answer:
             case wire.ThinkingPartDelta(content_delta=text) if text:
                 yield ReasoningDelta(text)
             case wire.ToolCallPartDelta(args_delta=more) if more and index in self._calls:
-                yield ToolCallDelta(*self._calls[index], _text(more))
+                yield ToolCallDelta(*self._calls[index], arguments_text(more))
 
     def _known(self, index: int, part: wire.ToolCallPart) -> tuple[int, str, str]:
         if index not in self._calls:
@@ -126,16 +125,3 @@ class Answer:
         }
         kept = {key: value for key, value in (named | more).items() if value is not None}
         return {self._provider: kept} if kept else None
-
-
-def _text(arguments: Any) -> str:
-    if arguments is None:
-        return ""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):  # the latter: nested too deep
-        return False

@@ -96,7 +96,7 @@ class ToolCalls:
         index = index if isinstance(index, int) else None
         wire_id = wire_id if isinstance(wire_id, str) else ""
         name = name if isinstance(name, str) else ""
-        arguments = _text(function.get("arguments"))
+        arguments = arguments_text(function.get("arguments"))
         slot = self._find(index, wire_id, name, arguments)
         if slot is None:
             slot = _Slot(len(self), index, wire_id, self._ids.unique(wire_id), name, "", "", Joiner())
@@ -121,7 +121,7 @@ class ToolCalls:
         calls = []
         for slot in self._slots:
             slot.arguments += slot.joiner.end()
-            if cut_short and not _is_object(slot.arguments):
+            if cut_short and not is_object(slot.arguments):
                 continue
             if not slot.name:
                 raise ModelError("the provider sent a tool call without a name", retryable=True)
@@ -148,7 +148,7 @@ class ToolCalls:
             return None
         if len(self) == 1:
             return self._slots[0]
-        open_calls = [slot for slot in self._slots if not _is_object(slot.arguments)]
+        open_calls = [slot for slot in self._slots if not is_object(slot.arguments)]
         if len(open_calls) == 1:
             return open_calls[0]
         raise ModelError(
@@ -167,7 +167,7 @@ def _begins_another(slot: _Slot, wire_id: str, name: str, arguments: str) -> boo
         return False
     if wire_id and slot.wire_id and wire_id != slot.wire_id:
         return True
-    return bool(arguments.strip()) and _is_object(slot.arguments)
+    return bool(arguments.strip()) and is_object(slot.arguments)
 
 
 def _collect(kept: dict[str, Any], fields: Mapping[str, Any], known: frozenset[str]) -> None:
@@ -176,13 +176,15 @@ def _collect(kept: dict[str, Any], fields: Mapping[str, Any], known: frozenset[s
             kept[key] = value
 
 
-def _text(arguments: Any) -> str:
+def arguments_text(arguments: Any) -> str:
+    """A call's arguments as the text of their JSON; nothing of none."""
     if arguments is None:
         return ""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _is_object(text: str) -> bool:
+def is_object(text: str) -> bool:
+    """Whether this is a whole JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):  # the latter: nested too deep

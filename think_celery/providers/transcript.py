@@ -12,6 +12,10 @@ from think_celery.messages import FilePart, Part, StepStartPart, TextPart, ToolP
 
 Wire = dict[str, Any]
 
+BEGUN_BEFORE = "(The conversation begins with your message.)"
+GO_ON = "Continue."
+"""What is said for the user where a format demands that the user begins, or has the last word."""
+
 
 def steps_of(parts: Sequence[Part]) -> list[list[Part]]:
     """The parts of each model step of an assistant message. Where no steps are marked, text after a call begins one."""
