@@ -92,7 +92,7 @@ class ChatAgent(
         """
 
     def on_chat_response(self, result: ChatResponseResult) -> None:
-        """Called after every turn that had started, whoever asked for it: when its answer is stored.
+        """Called after every turn that a worker had, whoever asked for it: when its answer, or its error, is stored.
 
         Listeners have seen that it is done. The next turn waits until this has returned. ``save_messages`` may be
         called here: it runs a turn and returns its answer; this hook is called for that turn when it has returned from
