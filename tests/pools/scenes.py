@@ -12,7 +12,7 @@ from tests.crash.test_celery_worker import publisher
 from tests.pools.project import Hand, Listener
 from think_celery.store import tables
 
-IMPORTS = ["tests.crash.project", "tests.pools.project"]
+IMPORTS = ["tests.crash.project", "tests.pools.project", "tests.pools.talker"]
 
 
 def queue_of(stage: Stage) -> str:
