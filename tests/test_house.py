@@ -48,7 +48,6 @@ ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that 
 }
 
 EXCEPTIONS = {  # (module, rule): why
-    ("errors", "size"): "the whole tree of errors on one page, as its docstring draws it; text, no logic",
     (
         "store.migrations.versions.0001_first_tables",
         "size",

@@ -101,7 +101,9 @@ FAMILIES = {
 CLASSES = {
     name: item
     for name, item in vars(errors).items()
-    if inspect.isclass(item) and issubclass(item, BaseException) and item.__module__ == errors.__name__
+    if inspect.isclass(item)
+    and issubclass(item, BaseException)
+    and item.__module__.startswith(errors.__name__)
 }
 
 

@@ -1,0 +1,5 @@
+"""The root of every error of this package."""
+
+
+class ThinkError(Exception):
+    """The root of every error of this package."""
