@@ -19,7 +19,7 @@ from think_celery.protocols import Finish, ModelEvent, ModelRequest, TextDelta, 
 from think_celery.signals import AbortSignal
 
 
-class Talker(Think):
+class Correspondent(Think):
     """Says what it is told; ``pay`` and ``peek`` call tools, ``draft`` leads to a second turn, ``slowly`` is long."""
 
     initial_state: ClassVar[Any] = {"told": 0}

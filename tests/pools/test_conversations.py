@@ -7,7 +7,7 @@ import pytest
 from tests.crash.stage import BOUND, Stage
 from tests.crash.worker import POOLS
 from tests.pools.scenes import alive, begin, connect, ended, row_of
-from tests.pools.talker import Talker
+from tests.pools.talker import Correspondent
 from think_celery.messages import ToolPart
 
 
@@ -16,7 +16,7 @@ def told(stage: Stage, what: str) -> list[str]:
     return [line["key"] for line in stage.effects() if line["what"] == what]
 
 
-def texts(agent: Talker) -> list[str]:
+def texts(agent: Correspondent) -> list[str]:
     """What was said, by whomever."""
     return [message.text for message in agent.messages]
 
@@ -27,7 +27,7 @@ class TestEveryPool:
         """B7, B9, B10, B16, B23, B24, B26, B27: the same in each pool, asked for in another process, with one slot."""
         worker = begin(stage, pool, redis_url, {"worker_concurrency": 4 if pool == "gevent" else 1})
         connect(stage, redis_url)
-        agent = Talker._bound_to(stage.rt, "ann")
+        agent = Correspondent._bound_to(stage.rt, "ann")
 
         saved = agent.save_messages("hello", timeout=BOUND * 3)
         assert (saved.status, saved.text) == ("completed", "hello")
