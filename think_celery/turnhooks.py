@@ -23,9 +23,9 @@ from think_celery.tools import Tool
 class TurnInfo:
     """Which turn it is. What every hook of a turn is told has these fields.
 
-    ``kind`` is how it was asked for (``submit``, ``save``, ``continue``, …); ``continuation`` says that it goes on in
-    an answer that was there before. ``attempt`` counts from 1. ``metadata`` is the submission's. ``signal`` comes
-    when the turn should end.
+    ``kind`` is how it was asked for (``submit``, ``save``, ``chat`` by a client, or ``continue``); ``continuation``
+    says that it goes on in an answer that was there before. ``attempt`` counts from 1. ``metadata`` is the
+    submission's. ``signal`` comes when the turn should end.
     """
 
     submission_id: str

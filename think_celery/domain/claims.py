@@ -13,7 +13,7 @@ from think_celery.errors import (
     ThinkError,
     UnreadableValue,
 )
-from think_celery.ids import AgentRef, new_id
+from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, as_messages
 from think_celery.retries import MISSED_AFTER
 from think_celery.runtime import Runtime, agent_classes
@@ -221,20 +221,6 @@ def _end_in_error(rt: Runtime, tx: Tx, row: Any, lease: Lease, error: ThinkError
     if not keep:
         lines.free(rt, tx, lease)
         return Outcome("error", ended=True, row=row.id, error_type=name)
-    after = Ended(
-        lease=lease,
-        ref=AgentRef(row.agent_class, row.agent_name),
-        agent=None,
-        submission_id=row.id,
-        kind=row.kind,
-        continuation=row.kind == "continue",
-        metadata=row.metadata,
-        message=_message(row.message_id) if message is None else conversation.from_row(message),
-        status=SubmissionStatus.ERROR,
-        error_type=name,
-    )
+    stored = None if message is None else conversation.from_row(message)
+    after = Ended.without_turn(row, lease, stored, name)
     return Outcome("error", ended=True, row=row.id, error_type=name, after=after)
-
-
-def _message(message_id: str | None) -> UIMessage:
-    return UIMessage(id=message_id or new_id(), role="assistant", parts=[])

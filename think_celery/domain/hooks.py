@@ -1,19 +1,15 @@
 """Calls of the methods that users' agents override: those that decide, and those that react."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from think_celery.domain import calls
+from think_celery.domain import calls, reactions
 from think_celery.domain.leases import LET_GO_SECONDS, Hold
 from think_celery.domain.lineup import Lineup
 from think_celery.errors import InvalidValue, ModelAborted
-from think_celery.logs import trace_of
 from think_celery.protocols import AgentHooks, Models
 from think_celery.runtime import Runtime
 from think_celery.tools import Tool, as_tools, tools_of
-
-logger = logging.getLogger("think_celery.hooks")
 
 T = TypeVar("T")
 
@@ -81,21 +77,8 @@ class Hooks:
             return default
         method = getattr(self.agent, hook)
         result = self._call(lambda: method(*told))
-        if isinstance(result, calls.Done):
-            return result.value
-        if isinstance(result, calls.Failed):
-            if calls.passes(result.error):
-                raise result.error
-            logger.error(
-                "%s of submission %s failed, which changes nothing: %s",
-                hook,
-                self._submission_id,
-                trace_of(result.error),
-                extra={"think_event": "hook.failed", "think_submission": self._submission_id},
-            )
-        else:
-            logger.error("%s of submission %s did not return and was given up", hook, self._submission_id)
-        return default
+        returned = reactions.returned(result, hook, self._submission_id)
+        return result.value if returned and isinstance(result, calls.Done) else default
 
     def close(self) -> None:
         """Let the thread go."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from think_celery.ids import AgentRef
+from think_celery.ids import AgentRef, new_id
 from think_celery.messages import UIMessage
 from think_celery.protocols import AgentHooks
 from think_celery.states import SubmissionStatus
@@ -49,6 +49,22 @@ class Ended:
     status: SubmissionStatus
     error_type: str | None
     output: Any = None
+
+    @classmethod
+    def without_turn(cls, row: Any, lease: Lease, message: UIMessage | None, error_type: str) -> "Ended":
+        """Of a turn that ended in error without being run to its end, with what is stored of its answer."""
+        return cls(
+            lease=lease,
+            ref=AgentRef(row.agent_class, row.agent_name),
+            agent=None,
+            submission_id=row.id,
+            kind=row.kind,
+            continuation=row.kind == "continue",
+            metadata=row.metadata,
+            message=message or UIMessage(id=row.message_id or new_id(), role="assistant", parts=[]),
+            status=SubmissionStatus.ERROR,
+            error_type=error_type,
+        )
 
 
 @dataclass(frozen=True, slots=True)

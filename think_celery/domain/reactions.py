@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from think_celery.domain import calls
 from think_celery.logs import trace_of
@@ -22,3 +23,22 @@ def react(what: str, call: Callable[[], object]) -> bool:
         logger.error("%s failed; what it was told of stands: %s", what, trace_of(error))
         return False
     return True
+
+
+def returned(result: calls.Result[Any], hook: str, submission_id: str) -> bool:
+    """Whether a hook that was told of a submission has returned; if not, that is logged and changes nothing."""
+    if isinstance(result, calls.Done):
+        return True
+    if isinstance(result, calls.Failed):
+        if calls.passes(result.error):
+            raise result.error
+        logger.error(
+            "%s of submission %s failed, which changes nothing: %s",
+            hook,
+            submission_id,
+            trace_of(result.error),
+            extra={"think_event": "hook.failed", "think_submission": submission_id},
+        )
+    else:
+        logger.error("%s of submission %s did not return and was given up", hook, submission_id)
+    return False

@@ -11,8 +11,7 @@ from think_celery.domain.liveness import host_facts, known_dead
 from think_celery.domain.outcomes import Ended
 from think_celery.domain.passes import ROWS, each_row
 from think_celery.errors import TurnTimeout
-from think_celery.ids import AgentRef
-from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart, UIMessage
+from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import heads, leases, processes, submissions, workflows
@@ -203,16 +202,4 @@ def _end_turn(rt: Runtime, tx: Tx, lease: Lease) -> Ended | None:
         lines.expect_next_on(rt, tx, lease.key)
         return None
     stored = message_rows.get(tx, row.agent_id, row.message_id)
-    empty = UIMessage(id=row.message_id, role="assistant", parts=[])
-    return Ended(
-        lease=kept,
-        ref=AgentRef(row.agent_class, row.agent_name),
-        agent=None,
-        submission_id=row.id,
-        kind=row.kind,
-        continuation=row.kind == "continue",
-        metadata=row.metadata,
-        message=empty if stored is None else conversation.from_row(stored),
-        status=ended,
-        error_type=name,
-    )
+    return Ended.without_turn(row, kept, None if stored is None else conversation.from_row(stored), name)

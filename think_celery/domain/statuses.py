@@ -1,17 +1,13 @@
 """Tell an agent what its submissions have become: by whoever made them so, after the commit."""
 
-import logging
 from typing import Any
 
-from think_celery.domain import calls
+from think_celery.domain import calls, reactions
 from think_celery.errors import ThinkError
-from think_celery.logs import trace_of
 from think_celery.runtime import Runtime, agent_classes
 from think_celery.states import SubmissionStatus
 from think_celery.store.database import Tx
 from think_celery.turnhooks import StatusChange
-
-logger = logging.getLogger("think_celery.hooks")
 
 HOOK = "on_submission_status"
 PATIENCE_SECONDS = 5.0
@@ -56,15 +52,4 @@ def tell_after(
 
 def _tell(rt: Runtime, change: StatusChange, work: Any) -> None:
     result = calls.attempt(rt, work, timeout=PATIENCE_SECONDS)
-    if isinstance(result, calls.Failed):
-        if calls.passes(result.error):
-            raise result.error
-        logger.error(
-            "%s of submission %s failed, which changes nothing: %s",
-            HOOK,
-            change.submission_id,
-            trace_of(result.error),
-            extra={"think_event": "hook.failed", "think_submission": change.submission_id},
-        )
-    elif isinstance(result, calls.Abandoned):
-        logger.error("%s of submission %s did not return and was given up", HOOK, change.submission_id)
+    reactions.returned(result, HOOK, change.submission_id)
