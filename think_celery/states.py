@@ -108,6 +108,7 @@ INTERACTION_MOVES: Moves = {
             InteractionStatus.WITHDRAWN,
         }
     ),
+    InteractionStatus.APPROVED: frozenset({InteractionStatus.WITHDRAWN}),
 }
 
 

@@ -15,7 +15,7 @@ from think_celery import AbortController, Think
 from think_celery.chatagent import ChatAgent
 from think_celery.domain import claims, conversation, drafts, retention, submissions
 from think_celery.domain.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
-from think_celery.domain.conversation import INTERRUPTED, UNKNOWN_OUTCOME
+from think_celery.domain.conversation import DENIED, INTERRUPTED, UNKNOWN_OUTCOME
 from think_celery.domain.interactions import WAITS_FOR_APPROVAL, WAITS_FOR_CLIENT, WILL_RUN, WITHDRAWN
 from think_celery.domain.requests import GO_ON
 from think_celery.errors import InsideTransaction
@@ -326,6 +326,31 @@ class TestWithdrawn:
         ask(t, agent, "And now?")
         assert told(model.requests[-1]) == [("pay", WITHDRAWN), ("locate", WITHDRAWN)]
         transcripts.check(model.requests)
+
+    @pytest.mark.parametrize("way", ["delete", "reset"])
+    def test_one_that_was_approved_while_another_waited(self, t, till, way):
+        """No turn would ever make it: it is withdrawn with the other, says so, and goes with age as that does."""
+        agent = till.agent()
+        calls = [call("pay", {"euros": 1}), call("pay", {"euros": 2}), call("locate")]
+        model = t.script(agent, calls, say("I see."))
+        asked = ask(t, agent)
+        first, second, _ = agent.pending_interactions()
+        agent.approve_tool_call(first.tool_call_id)
+        agent.reject_tool_call(second.tool_call_id)
+
+        _ = agent.delete_submission(asked.submission_id) if way == "delete" else agent.reset_turn_state()
+
+        assert [part.error_text for part in calls_of(agent.messages[-1])] == [WITHDRAWN, None, None]
+        assert sorted(row.status for row in interaction_rows(t)) == ["rejected", "withdrawn", "withdrawn"]
+        assert agent.approve_tool_call(first.tool_call_id).status == "withdrawn"
+        ask(t, agent, "And now?")
+        assert [result for _, result in told(model.requests[-1])] == [WITHDRAWN, DENIED, WITHDRAWN]
+        assert till.paid == []
+        t.clock.advance(timedelta(days=40))
+        retention.apply(t.rt, 500)
+        t.clock.advance(timedelta(minutes=1))
+        retention.apply(t.rt, 500)
+        assert interaction_rows(t) == []
 
     def test_deleting_another_submission(self, t, till):
         """What others asked for goes on waiting."""

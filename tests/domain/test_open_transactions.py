@@ -1,7 +1,7 @@
 """A caller that keeps a transaction open holds up its own submission only: no worker, no other agent."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from sqlalchemy import create_engine
@@ -9,15 +9,23 @@ from sqlalchemy.orm import Session
 
 from tests.domain.crowd import wait_for_lock
 from think_celery import Think
-from think_celery.domain import claims, tick, turns
+from think_celery.domain import claims, conversation, tick, turns
 from think_celery.domain.outcomes import Outcome
 from think_celery.providers.scripted import FunctionModel, say
+from think_celery.store import agents
 from think_celery.store.joined import joined
 from think_celery.testing import ThinkTest, think_test
 
 
 class Opened(Think):
     pass
+
+
+class Starting(Think):
+    """Has something to do at its start."""
+
+    def on_start(self) -> None:
+        """Nothing much."""
 
 
 @pytest.fixture
@@ -35,8 +43,8 @@ def caller(postgres_url: str) -> Iterator[Session]:
     engine.dispose()
 
 
-def status(submission_id: str) -> str:
-    found = Opened("a").inspect_submission(submission_id)
+def status(submission_id: str, name: str = "a") -> str:
+    found = Opened(name).inspect_submission(submission_id)
     assert found is not None
     return str(found.status)
 
@@ -109,3 +117,86 @@ def test_an_end_that_waits_for_the_caller_keeps_no_other_worker(t: ThinkTest, ca
     assert before == ["busy"]
     assert said == ["busy", "aborted"]
     assert status(second) == "completed"
+
+
+class Others:
+    """What other threads do meanwhile. PostgreSQL looks for a circle a second after somebody began to wait."""
+
+    def __init__(self, t: ThinkTest) -> None:
+        self._t, self._threads, self.failures = t, list[threading.Thread](), list[BaseException]()
+
+    def begin(self, work: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.failures.append(error)
+
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+        return self._threads[-1]
+
+    def end(self) -> list[BaseException]:
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        return self.failures
+
+
+def test_a_reset_that_waits_for_an_end_that_waits_for_the_caller(t: ThinkTest, caller: Session):
+    """It keeps the agent's row from nobody meanwhile: the caller may go on to the agent's state."""
+    agent = Opened("a")
+    agent.set_state({"number": 0})
+    held = claims.claim(t.rt, agent.submit_messages("Well?").submission_id)
+    assert not isinstance(held, Outcome)
+    with joined(t.rt.db, caller):
+        agent.cancel_submission(held.row.id)
+    others = Others(t)
+    others.begin(lambda: turns.run(t.rt, held))
+    wait_for_lock(t.rt)
+    others.begin(lambda: conversation.reset(t.rt, agent._ref))
+    threading.Event().wait(1.3)
+
+    with joined(t.rt.db, caller):
+        agent.set_state({"number": 1})
+    caller.commit()
+
+    assert others.end() == []
+    assert (agent.state, agent.messages) == ({"number": 1}, [])
+
+
+def test_a_first_claim_while_the_caller_makes_the_agents_row(t: ThinkTest, caller: Session):
+    """The worker turns to other work, and comes back: a caller's first `set_state` holds up no slot."""
+    agent = Opened("new")
+    with joined(t.rt.db, caller):
+        agent.set_state({"number": 1})
+    submission = agent.submit_messages("Well?")
+
+    others = Others(t)
+    others.begin(t.run_until_idle)
+    assert others.end() == []
+    before = status(submission.submission_id, "new")
+    caller.commit()
+    t.skip("1 minute")
+
+    assert (before, status(submission.submission_id, "new")) == ("pending", "completed")
+
+
+def test_a_lost_broker_while_the_caller_changes_an_agent_that_waits_for_its_start(
+    t: ThinkTest, caller: Session
+):
+    """The tick does not wait for the caller; the agent's start comes at its own time."""
+    agent = Starting("a")
+    agent.start()
+    t.lose_messages()
+    with joined(t.rt.db, caller):
+        agent.set_state({"number": 1})
+
+    others = Others(t)
+    others.begin(lambda: tick.knock_now(t.rt))
+    assert others.end() == []
+    caller.commit()
+    t.skip("1 minute")
+
+    assert agent.state == {"number": 1}
+    assert t.rt.db.read(lambda tx: agents.get(tx, agent._ref.id)).started_version is not None

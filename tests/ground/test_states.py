@@ -53,7 +53,7 @@ MACHINES = [
         INTERACTION_MOVES,
         {
             "open": "approved rejected answered withdrawn",
-            "approved": "",
+            "approved": "withdrawn",
             "rejected": "",
             "answered": "",
             "withdrawn": "",

@@ -6,6 +6,7 @@ from typing import Any
 from think_celery.domain import afterwards, continuations, conversation, lines, statuses, takeover, turns
 from think_celery.domain.claimed import Claim
 from think_celery.domain.outcomes import Ended, Outcome, Word
+from think_celery.domain.passes import PATIENCE
 from think_celery.errors import (
     ConversationMoved,
     InvalidMessage,
@@ -22,7 +23,7 @@ from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import agents, heads, submissions
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
-from think_celery.store.database import Refused, Tx
+from think_celery.store.database import Refused, Tx, is_locked
 from think_celery.store.leases import Lease, fence
 from think_celery.store.tables import UNPLACED
 
@@ -56,6 +57,10 @@ def claim(rt: Runtime, submission_id: str) -> Claim | Outcome:
         return Outcome(reason.word)
     except Refused:
         return Outcome("busy")  # the index of one running submission per agent has the last word
+    except Exception as error:
+        if not is_locked(error):
+            raise
+        return Outcome("busy")
     rt.failpoint("turn:claimed")
     return claimed
 
@@ -151,9 +156,11 @@ def _skip(
 def _first_lease(tx: Tx, submission_id: str, process_id: str) -> Lease:
     """Make a line where there was none, and take it; else it is another's, who knocks when it gives it back.
 
-    A line that is there is not touched: its holder has it locked while an end of its turn waits for a caller.
+    A line that is there is not touched: its holder has it locked while an end of its turn waits for a caller. Where
+    the agent's row is just being made by a caller, who may keep that open for long, the tick comes again.
     """
     if not line_rows.is_made(tx, submission_id):
+        tx.wait_at_most(PATIENCE)
         agents.make_for(tx, submission_id)
         lease = line_rows.make_and_take_line(tx, submission_id, process_id)
         if lease is not None:

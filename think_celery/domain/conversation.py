@@ -158,8 +158,8 @@ def reset(
     an unfinished answer. Pending turns are skipped, a running one is aborted and its worker can write nothing
     more. What was accepted before and commits later is skipped when its turn comes. Calls that wait for somebody are
     withdrawn. Where somebody's open transaction has changed one of the turns, or decided on such a call, that is
-    waited for first, with no lock held. Returns how many turns
-    were ended.
+    waited for first, with no lock held; so is the line, which a turn that ends may have locked while it waits for
+    such a one. Returns how many turns were ended.
 
     Raises:
         InsideTransaction: The caller's transaction is joined. The line's lock must not wait for a caller.
@@ -170,8 +170,8 @@ def reset(
     def work(tx: Tx) -> int | Callable[[Tx], object]:
         agents.make(tx, agent)
         agents.lock(tx, agent.id)
-        line_rows.make_line(tx, agent.id)
-        line_rows.lock_line(tx, agent.id)
+        if not line_rows.make_and_lock_line(tx, agent.id):
+            return lambda tx: line_rows.lock_line(tx, agent.id)
         locked = submissions.lock_all(tx, agent.id)
         if locked is not None:
             return lambda tx: submissions.lock(tx, locked)

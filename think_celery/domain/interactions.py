@@ -173,37 +173,46 @@ def settled_as(part: ToolPart, error_text: str) -> ToolPart:
 
 
 def withdraw(tx: Tx, agent_id: str, submission_id: str) -> None:
-    """What that submission's turn asked for does not wait any more; its calls say so."""
-    for message_id in {
-        row.message_id for row in rows.open_of(tx, agent_id) if row.submission_id == submission_id
-    }:
-        for row in rows.lock_open_of(tx, agent_id, message_id):
-            if row.submission_id == submission_id:
-                rows.decide(tx, row.id, InteractionStatus.WITHDRAWN)
-        message = message_rows.lock(tx, agent_id, message_id)
-        if message is not None:
-            still = {row.tool_call_id for row in rows.lock_open_of(tx, agent_id, message_id)}
-            parts = without_requests(load_parts(message.parts), still)
-            message_rows.update_parts(tx, agent_id, message_id, dump_parts(parts))
+    """What that submission's turn asked for does not wait any more; its calls say so.
+
+    That goes for one that was approved, too, as long as others of its answer wait: no turn would ever make it.
+    """
+    for message_id in sorted({row.message_id for row in rows.unmade(tx, agent_id, submission_id)}):
+        rows.lock_open_of(tx, agent_id, message_id)  # whoever decides on one of them comes before
+    gone = rows.unmade(tx, agent_id, submission_id)
+    rows.withdraw_of(tx, agent_id, submission_id)
+    _say_so(tx, agent_id, gone)
 
 
 def withdraw_all(tx: Tx, agent_id: str) -> None:
     """Nothing of the agent waits any more; its calls say so. Whoever calls this has locked all that waited."""
-    message_ids = {row.message_id for row in rows.open_of(tx, agent_id)}
+    gone = rows.unmade(tx, agent_id)
     rows.withdraw_all(tx, agent_id)
-    for message_id in message_ids:
-        message = message_rows.get(tx, agent_id, message_id)
+    _say_so(tx, agent_id, gone)
+
+
+def _say_so(tx: Tx, agent_id: str, gone: Sequence[Any]) -> None:
+    for message_id in sorted({row.message_id for row in gone}):
+        message = message_rows.lock(tx, agent_id, message_id)
         if message is not None:
-            parts = without_requests(load_parts(message.parts))
+            mine = {row.tool_call_id for row in gone if row.message_id == message_id}
+            parts = [
+                settled_as(part, WITHDRAWN)
+                if isinstance(part, ToolPart) and part.state in _ASKED and part.tool_call_id in mine
+                else part
+                for part in load_parts(message.parts)
+            ]
             message_rows.update_parts(tx, agent_id, message_id, dump_parts(parts))
 
 
-def without_requests(parts: Sequence[Part], still_open: Iterable[str] = ()) -> list[Part]:
+_ASKED = ("approval-requested", "approval-responded")
+
+
+def without_requests(parts: Sequence[Part]) -> list[Part]:
     """The parts, with each request for an approval that nobody can give any more settled as withdrawn."""
-    kept = set(still_open)
     return [
         settled_as(part, WITHDRAWN)
-        if isinstance(part, ToolPart) and part.state == "approval-requested" and part.tool_call_id not in kept
+        if isinstance(part, ToolPart) and part.state == "approval-requested"
         else part
         for part in parts
     ]

@@ -225,8 +225,11 @@ _MISSED = (
 _AS_SEEN = and_(_MINE, agents.c.knock_at == bindparam("seen"))
 _FREE = select(agents.c.id).where(_AS_SEEN).with_for_update(key_share=True, skip_locked=True)
 _KNOCK_AGAIN = update(agents).where(_AS_SEEN, agents.c.id.in_(_FREE)).values(knock_at=now(span("after")))
+_EXPECTED = select(agents.c.id).where(agents.c.knock_at > now())
 _KNOCK_NOW = (
-    update(agents).where(agents.c.knock_at.is_not(None), agents.c.knock_at > now()).values(knock_at=now())
+    update(agents)
+    .where(agents.c.id.in_(_EXPECTED.with_for_update(key_share=True, skip_locked=True)))
+    .values(knock_at=now())
 )
 
 
@@ -242,7 +245,10 @@ def knock_again(tx: Tx, agent_id: str, seen: datetime, after: timedelta, knocks:
 
 
 def knock_now(tx: Tx) -> None:
-    """Let the tick knock for every agent that waits to be started, at once: the broker has lost all messages."""
+    """Let the tick knock for every agent that waits to be started, at once: the broker has lost all messages.
+
+    One that a caller has locked (its state, say) is left to the time that is set for it.
+    """
     tx.execute(_KNOCK_NOW)
 
 

@@ -25,6 +25,7 @@ from think_celery.logs import trace_of
 from think_celery.store.direct import Direct, Found
 from think_celery.store.engines import connected, is_passing, make_engine, pause
 from think_celery.store.engines import is_away as is_away
+from think_celery.store.engines import is_locked as is_locked
 from think_celery.store.statements import HOST_TIME, Statement, check_names
 from think_celery.store.urls import checked_url
 

@@ -18,6 +18,7 @@ IDLE_SECONDS = 5
 """How long a transaction of ours may do nothing on PostgreSQL before the server ends it."""
 
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
+_LOCKED_STATE = "55P03"  # lock not available: the lock_timeout is over
 _STALE_STATES = {"26000", "42P05"}  # a prepared statement is not there, or is there already
 _CHECKS_PLANS = (
     "RevalidateCachedQuery"  # the part of the server that refuses a plan whose columns have changed
@@ -136,6 +137,11 @@ def _state(error: DBAPIError) -> str | None:
 def is_busy(error: DBAPIError) -> bool:
     """Whether SQLite gave up because another connection holds its lock."""
     return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (_SQLITE_BUSY, _SQLITE_LOCKED)
+
+
+def is_locked(error: BaseException) -> bool:
+    """Whether PostgreSQL gave up because another transaction holds a lock for longer than ours may wait."""
+    return isinstance(error, DBAPIError) and _state(error) == _LOCKED_STATE
 
 
 def is_away(error: BaseException) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Row, and_, bindparam, case, delete, exists, literal_column, not_, select, update
+from sqlalchemy import Row, and_, bindparam, case, delete, exists, literal_column, not_, or_, select, update
 
 from think_celery.states import INTERACTION_MOVES, InteractionStatus
 from think_celery.store.database import Tx
@@ -16,6 +16,10 @@ _OF_AGENT = interactions.c.agent_id == bindparam("agent")
 # A literal, for only then PostgreSQL knows that the index of what is open holds all of that.
 _IS_OPEN = interactions.c.status == literal_column(f"'{OPEN}'")
 _OPEN_OF = and_(_OF_AGENT, _IS_OPEN)
+# Others of its message wait still, so no turn acts on it yet.
+_IS_UNUSED = and_(
+    interactions.c.status == InteractionStatus.APPROVED, interactions.c.continuation_id.is_(None)
+)
 _OF_MESSAGE = and_(_OF_AGENT, interactions.c.message_id == bindparam("message"))
 
 _INSERT = insert_new(interactions, interactions.c.id, status=OPEN, created_at=now())
@@ -143,11 +147,31 @@ def of_messages(tx: Tx, agent_id: str, message_ids: list[str]) -> list[Row[Any]]
 
 # --- withdrawing ----------------------------------------------------------------------------------
 
+_MAY_BE_MADE = and_(_OF_AGENT, or_(_IS_OPEN, _IS_UNUSED))
+_UNMADE = select(interactions).where(
+    _MAY_BE_MADE,
+    or_(
+        bindparam("submission", type_=interactions.c.submission_id.type).is_(None),
+        interactions.c.submission_id == bindparam("submission"),
+    ),
+)
 _THERE = select(interactions.c.id).where(_OPEN_OF)
 _FREE = _THERE.with_for_update(key_share=True, skip_locked=True)
 _WITHDRAW_ALL = moving(
-    interactions, _OPEN_OF, InteractionStatus.WITHDRAWN, allowed=INTERACTION_MOVES, decided_at=now()
+    interactions, _MAY_BE_MADE, InteractionStatus.WITHDRAWN, allowed=INTERACTION_MOVES, decided_at=now()
 )
+_WITHDRAW_OF = moving(
+    interactions,
+    and_(_MAY_BE_MADE, interactions.c.submission_id == bindparam("submission")),
+    InteractionStatus.WITHDRAWN,
+    allowed=INTERACTION_MOVES,
+    decided_at=now(),
+)
+
+
+def unmade(tx: Tx, agent_id: str, submission_id: str | None = None) -> list[Row[Any]]:
+    """The agent's calls (or those that a submission's turn asked about) that wait, also approved ones, for others."""
+    return list(tx.execute(_UNMADE, {"agent": agent_id, "submission": submission_id}))
 
 
 def lock_all(tx: Tx, agent_id: str) -> str | None:
@@ -166,8 +190,13 @@ def wait_for(tx: Tx, interaction_id: str) -> None:
 
 
 def withdraw_all(tx: Tx, agent_id: str) -> int:
-    """Nothing of the agent waits any more. Say how much had; whoever calls this has locked it all."""
+    """Nothing of the agent waits any more, nor is made. Say how much had; whoever calls this has locked what waited."""
     return len(tx.execute(_WITHDRAW_ALL, {"agent": agent_id}).all())
+
+
+def withdraw_of(tx: Tx, agent_id: str, submission_id: str) -> int:
+    """What a submission's turn asked for does not wait any more, nor is made. Say how much had."""
+    return len(tx.execute(_WITHDRAW_OF, {"agent": agent_id, "submission": submission_id}).all())
 
 
 _REMOVE_ALL = delete(interactions).where(_OF_AGENT)

@@ -20,12 +20,33 @@ def make_line(tx: Tx, agent_id: str) -> None:
     tx.execute(_MAKE, {"agent_id": agent_id}).close()
 
 
-_LOCK = select(lines.c.process_id, lines.c.token).where(_OF_AGENT).with_for_update(key_share=True)
+_LINE = select(lines.c.process_id, lines.c.token).where(_OF_AGENT)
+_LOCK = _LINE.with_for_update(key_share=True)
+_LOCK_IF_FREE = _LINE.with_for_update(key_share=True, skip_locked=True)
 
 
-def lock_line(tx: Tx, agent_id: str) -> Any:
-    """Lock the agent's line, and return it (``None`` where there is none)."""
-    return tx.execute(_LOCK, {"agent": agent_id}).first()
+def lock_line(tx: Tx, agent_id: str, *, patient: bool = True) -> Any:
+    """Lock the agent's line, and return it.
+
+    ``None`` where there is none or, without *patient*, where another transaction has it locked.
+    """
+    return tx.execute(_LOCK if patient else _LOCK_IF_FREE, {"agent": agent_id}).first()
+
+
+_IS_THERE = select(lines.c.token).where(_OF_AGENT)
+
+
+def make_and_lock_line(tx: Tx, agent_id: str) -> bool:
+    """Lock the agent's line, which is made where there is none; False where another transaction has it locked.
+
+    One that is there is not made: not even an INSERT that changes nothing would come past another's change of it.
+    """
+    if lock_line(tx, agent_id, patient=False) is not None:
+        return True
+    if tx.execute(_IS_THERE, {"agent": agent_id}).first() is not None:
+        return False
+    make_line(tx, agent_id)
+    return lock_line(tx, agent_id, patient=False) is not None
 
 
 _AGENT = select(submissions.c.agent_id).where(submissions.c.id == bindparam("submission")).scalar_subquery()

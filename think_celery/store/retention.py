@@ -90,10 +90,21 @@ def delete_submissions(tx: Tx, age: timedelta, limit: int) -> int:
 
 # --- calls that waited ----------------------------------------------------------------------------
 
-# One that was decided on counts until the turn that acts on it has ended; others of its message may wait still.
-_ACTED_ON = and_(
-    interactions.c.continuation_id.is_not(None),
-    ~exists().where(submissions.c.id == interactions.c.continuation_id, ~_HAS_ENDED),
+# One that was decided on counts until the turn that acts on it has ended, or as long as others of its message wait.
+_OTHERS = interactions.alias()
+_ACTED_ON = or_(
+    and_(
+        interactions.c.continuation_id.is_not(None),
+        ~exists().where(submissions.c.id == interactions.c.continuation_id, ~_HAS_ENDED),
+    ),
+    and_(
+        interactions.c.continuation_id.is_(None),
+        ~exists().where(
+            _OTHERS.c.agent_id == interactions.c.agent_id,
+            _OTHERS.c.message_id == interactions.c.message_id,
+            _OTHERS.c.status == InteractionStatus.OPEN,
+        ),
+    ),
 )
 _DONE_WITH = (
     select(interactions.c.id)
