@@ -69,6 +69,18 @@ def only_the_loopback() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def no_names_of_others() -> Iterator[None]:
+    """A name that a test gave to two classes would be an error in every later test of the process."""
+    yield
+    from think_celery.runtime import agent_classes, workflow_classes
+
+    for registry in (agent_classes, workflow_classes):
+        classes = registry._classes
+        for name in [name for name, by_module in classes.items() if len(by_module) > 1]:
+            del classes[name]
+
+
+@pytest.fixture(autouse=True)
 def no_messages_of_others() -> None:
     """The broker memory:// is one for the whole process: what a test before this one left in a queue goes."""
     Channel.queues.clear()

@@ -87,7 +87,7 @@ class Wire(Protocol):
 
 def request(*messages: UIMessage, **options: Any) -> ModelRequest:
     """A request with short limits of time."""
-    options.setdefault("timeouts", ModelTimeouts(connect=1, first_token=2, token_gap=2))
+    options.setdefault("timeouts", ModelTimeouts(connect=5, first_token=20, token_gap=20))
     return ModelRequest(system="Be brief.", messages=messages or [user("Hello")], **options)
 
 

@@ -272,7 +272,7 @@ except ModelAborted: print(len(ticks) > 5)
         with ModelServer() as server:
             server.respond = _slowly
             ran = subprocess.run(
-                [sys.executable, "-c", code, server.base_url], capture_output=True, text=True, timeout=60
+                [sys.executable, "-c", code, server.base_url], capture_output=True, text=True, timeout=110
             )
 
         assert ran.stdout.split() == ["True", "True"], ran.stderr[-3000:]
