@@ -159,6 +159,57 @@ class TestWriting:
 
         assert [spans(batch) for batch in gate.batches] == [[(1, 1)], [(2, 101)]]
 
+    def test_a_delta_grows_until_it_is_written(self, gate, writer):
+        """Deltas of one part go into the frame that waits, and wake nobody; what is written has its own numbers."""
+        lock = threading.RLock()
+        gate.open.clear()
+        first = writer.grow(text(1, "a", id="0"), lock)
+        gate.reached.wait(10)
+        assert first is not None
+        assert not first.takes({"type": "text-delta", "id": "0", "delta": "late"}, 2), "it is being written"
+        second = writer.grow(text(2, "b", id="0"), lock)
+        assert second is not None
+        for n in range(3, 53):
+            assert second.takes({"type": "text-delta", "id": "0", "delta": "c"}, n)
+        assert not second.takes({"type": "text-delta", "id": "1", "delta": "another part"}, 53)
+        assert not second.takes({"type": "reasoning-delta", "id": "0", "delta": "another kind"}, 53)
+        gate.open.set()
+
+        assert writer.flush(10)
+
+        assert [spans(batch) for batch in gate.batches] == [[(1, 1)], [(2, 52)]]
+        assert gate.frames[-1].event == {"type": "text-delta", "id": "0", "delta": "b" + 50 * "c"}
+
+    def test_what_is_not_taken_does_not_grow(self, gate):
+        """A frame that was dropped, or is written already, takes nothing: the next delta is a frame again."""
+        lock = threading.RLock()
+        assert LiveWriter(gate, capacity=0).grow(text(1, "a"), lock) is None
+        assert LiveWriter(gate, synchronous=True).grow(text(1, "a"), lock) is None
+
+        assert spans(gate.frames) == [(1, 1)]
+
+    def test_nothing_is_lost_between_growing_and_writing(self, gate, writer):
+        """Each delta is in a frame, once, however the writer's closing and the turn's adding meet."""
+        lock = threading.RLock()
+
+        def turn(number):
+            growing = None
+            for n in range(1, 2001):
+                with lock:
+                    event = {"type": "text-delta", "delta": f"{n} "}
+                    if growing is None or not growing.takes(event, n):
+                        growing = writer.grow(text(n, f"{n} ", agent=str(number)), lock)
+                if n % 100 == 0:
+                    writer.flush(1)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(turn, range(4)))
+        assert writer.flush(10)
+
+        for number in range(4):
+            told = "".join(frame.event["delta"] for frame in gate.frames if frame.agent_id == str(number))
+            assert told.split() == [str(n) for n in range(1, 2001)]
+
     def test_a_put_returns_while_the_log_hangs(self, gate, writer):
         """A turn never waits for its listeners, and a flush waits no longer than it was told to."""
         gate.open.clear()

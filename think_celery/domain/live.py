@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from think_celery.domain import conversation
 from think_celery.errors import InsideTransaction, SubmissionNotFound
+from think_celery.events.writer import Growing
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, load_parts
 from think_celery.names import can_be_a_name
@@ -27,28 +28,38 @@ class LiveTurn:
     def __init__(self, rt: Runtime, agent_id: str, submission_id: str, message_id: str, token: int) -> None:
         self._rt, self._agent_id, self._submission_id = rt, agent_id, submission_id
         self._message_id, self._token, self._n = message_id, token, 0
-        self._lock = threading.Lock()  # tools show their results from threads of their own
+        # Tools show their results from threads of their own; a writer may close what grows while we put it.
+        self._lock = threading.RLock()
+        self._growing: Growing | None = None
 
     def put(self, *events: dict[str, Any]) -> None:
         """Show these events to whoever listens."""
         done = False
         with self._lock:
             for event in events:
-                self._n += 1
-                done = done or event.get("type") == "done"
-                self._rt.live.put(
-                    Frame(
-                        agent_id=self._agent_id,
-                        submission_id=self._submission_id,
-                        message_id=self._message_id,
-                        token=self._token,
-                        first=self._n,
-                        n=self._n,
-                        event=event,
-                    )
-                )
+                self._n = n = self._n + 1
+                kind = event.get("type")
+                if kind == "text-delta" or kind == "reasoning-delta":
+                    # Nearly all events: they go into the frame that waits already, and wake nobody.
+                    if self._growing is None or not self._growing.takes(event, n):
+                        self._growing = self._rt.live.grow(self._frame(n, event), self._lock)
+                else:
+                    self._growing = None
+                    done = done or kind == "done"
+                    self._rt.live.put(self._frame(n, event))
         if done:
             self._rt.poller.hint(self._agent_id)
+
+    def _frame(self, n: int, event: dict[str, Any]) -> Frame:
+        return Frame(
+            agent_id=self._agent_id,
+            submission_id=self._submission_id,
+            message_id=self._message_id,
+            token=self._token,
+            first=n,
+            n=n,
+            event=event,
+        )
 
 
 NO_TURN = NO_MESSAGE = ""

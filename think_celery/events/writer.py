@@ -13,7 +13,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from think_celery import forks
 from think_celery.breaker import Breaker
@@ -23,11 +25,42 @@ from think_celery.protocols import EventLog, Frame
 
 logger = logging.getLogger("think_celery.events")
 
+Lock = AbstractContextManager[Any]
+
 FIRST_SECONDS = 0.005
 """How long the first frame after a pause waits for those that follow it: a turn shows several things at once."""
 
 DELTAS = {"text-delta": "delta", "reasoning-delta": "delta", "tool-input-delta": "inputTextDelta"}
 """Events that may be merged, each with the field that holds its text."""
+
+
+class Growing:
+    """A delta of text or reasoning that takes those that follow it, until it is written. It is made by its writer."""
+
+    __slots__ = ("_closed", "_frame", "_id", "_lock", "_n", "_texts", "_type")
+
+    def __init__(self, frame: Frame, lock: Lock) -> None:
+        self._frame, self._lock, self._n, self._closed = frame, lock, frame.n, False
+        self._type, self._id = frame.event["type"], frame.event.get("id")
+        self._texts: list[str] = [frame.event["delta"]]
+
+    def takes(self, event: dict[str, Any], n: int) -> bool:
+        """Add the next event, of number *n*, if it belongs to the same part; says whether it does.
+
+        The caller holds the lock.
+        """
+        if self._closed or event["type"] != self._type or event.get("id") != self._id:
+            return False
+        self._texts.append(event["delta"])
+        self._n = n
+        return True
+
+    def close(self) -> Frame:
+        """The frame. From now on it takes nothing."""
+        with self._lock:
+            self._closed = True
+        event = {**self._frame.event, "delta": "".join(self._texts)}
+        return replace(self._frame, n=self._n, event=event)
 
 
 class LiveWriter:
@@ -59,7 +92,7 @@ class LiveWriter:
 
     def _begin_empty(self) -> None:
         self._changed = threading.Condition()
-        self._queue: deque[Frame] = deque()
+        self._queue: deque[Frame | Growing] = deque()
         self._thread: threading.Thread | None = None
         self._busy, self._gathering, self._hurry, self._closed = False, False, False, False
 
@@ -67,16 +100,31 @@ class LiveWriter:
         """Let listeners see this. Never waits and never raises; the frame may be dropped."""
         if self._synchronous:
             self._append([frame])
-            return
+        else:
+            self._enqueue(frame)
+
+    def grow(self, frame: Frame, lock: Lock) -> Growing | None:
+        """The same with a delta of text or reasoning; gives what takes those that follow it, until it is written.
+
+        That is asked, and closed by the writer, under *lock*. ``None`` if nothing waits to be written.
+        """
+        if self._synchronous:
+            self.put(frame)
+            return None
+        growing = Growing(frame, lock)
+        return growing if self._enqueue(growing) else None
+
+    def _enqueue(self, frame: Frame | Growing) -> bool:
         with self._changed:
             if self._closed or self._breaker.rests() or len(self._queue) >= self._capacity:
-                return
+                return False
             self._queue.append(frame)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="think-live", daemon=True)
                 self._thread.start()
             elif not (self._busy or self._gathering):
                 self._changed.notify_all()
+        return True
 
     def flush(self, timeout: float) -> bool:
         """Wait up to *timeout* seconds until what was put is written or dropped, and say whether it is."""
@@ -115,7 +163,8 @@ class LiveWriter:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _append(self, frames: Sequence[Frame]) -> None:
+    def _append(self, waiting: Sequence[Frame | Growing]) -> None:
+        frames = [each.close() if isinstance(each, Growing) else each for each in waiting]
         if self._breaker.rests():
             return
         began = self._clock.elapsed()

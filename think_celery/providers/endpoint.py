@@ -149,7 +149,8 @@ class Endpoint:
                     if not response.is_success:
                         body = read_some(response, watched)
                         raise failures.of_status(response.status_code, response.headers, body)
-                    yield from Reader(response, watched, limits, answer).events()
+                    chunks = connection.body(response)
+                    yield from Reader(chunks, watched, limits, answer).events()
             except Exception as error:
                 failure = self._failure(error, watched, secrets)
                 if isinstance(failure, ModelError) and answer.usage != Usage():

@@ -58,15 +58,12 @@ class Answer(Protocol):
 
 
 class Reader:
-    """Reads one response."""
+    """Reads the body of one response."""
 
     def __init__(
-        self, response: httpx.Response, watched: Guard, limits: ModelTimeouts, answer: Answer
+        self, chunks: Iterator[bytes], watched: Guard, limits: ModelTimeouts, answer: Answer
     ) -> None:
-        self._guard, self._answer = watched, answer
-        # Where nothing is to be decoded, the bytes as they come: layers that do nothing cost as much as reading them.
-        encoded = response.headers.get("content-encoding", "identity") != "identity"
-        self._chunks = response.iter_bytes() if encoded else _as_they_come(response)
+        self._chunks, self._guard, self._answer = chunks, watched, answer
         self._gap = limits.token_gap
         self._gap_reason = f"no token came for {limits.token_gap:g} s in the middle of the answer"
 
@@ -182,11 +179,6 @@ class Reader:
         with suppress(httpx.HTTPError):
             for _ in self._chunks:
                 pass
-
-
-def _as_they_come(response: httpx.Response) -> Iterator[bytes]:
-    assert isinstance(response.stream, httpx.SyncByteStream)
-    return iter(response.stream)
 
 
 def parsed(text: str) -> Any:
