@@ -1,6 +1,6 @@
 """What the hooks of a turn are told, and what they may answer. All of it is data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -149,7 +149,10 @@ class TurnConfig(StepConfig):
     @property
     def conditions(self) -> Sequence[StopCondition]:
         """The stop conditions, as a list."""
-        return [self.stop_when] if callable(self.stop_when) else list(self.stop_when)
+        given: object = self.stop_when
+        if callable(given):
+            return [given]
+        return list(given) if isinstance(given, Iterable) else [given]  # type: ignore[list-item]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,7 +309,8 @@ class ChatContext(TurnInfo):
 
 def _check_names(config: StepConfig, name: str) -> None:
     given = getattr(config, name)
-    if given is not None and (isinstance(given, str) or not all(isinstance(each, str) for each in given)):
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    if given is not None and not (is_list and all(isinstance(each, str) for each in given)):
         _refuse(config, name, "a list of names of tools")
 
 

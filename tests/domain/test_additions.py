@@ -164,8 +164,9 @@ class TestRefusals:
         for given, error in wrong:
             with pytest.raises(error):
                 agent.persist_messages(given)
-        with pytest.raises(InvalidValue, match="'upsert' or 'append'"):
-            agent.persist_messages("Hi", mode="replace")
+        for mode in ("replace", ["append"], None):
+            with pytest.raises(InvalidValue, match="'upsert' or 'append'"):
+                agent.persist_messages("Hi", mode=mode)
         assert agent.messages == []
 
 

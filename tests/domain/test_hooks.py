@@ -29,6 +29,7 @@ from think_celery import (
     TurnConfig,
     has_tool_call,
     step_count_is,
+    tool,
 )
 from think_celery.agent import Think
 from think_celery.domain import claims
@@ -284,11 +285,13 @@ class TestBeforeTurn:
             {"max_steps": 0},
             {"tool_choice": "x"},
             {"active_tools": "add"},
+            {"active_tools": 3},
             {"temperature": "warm"},
             {"max_output_tokens": 1.5},
             {"headers": []},
             {"provider_options": {1: 2}},
             {"stop_when": [3]},
+            {"stop_when": 3},
         ],
     )
     def test_values_are_checked_where_they_are_written(self, wrong: dict[str, Any]) -> None:
@@ -627,6 +630,29 @@ class TestOneThatDoesNotComeBack:
             release.wait(20)
 
         agent = talker(**{hook: hangs, "get_model": lambda self: FunctionModel(lambda r: say("Hi"))})
+        with ThreadPoolExecutor() as pool:
+            turn = Running(live, pool, agent)
+            assert entered.wait(10)
+            turn.cancel()
+            done = turn.end()
+            release.set()
+
+        assert done.status == ABORTED
+
+    def test_a_question_whether_to_ask(self, live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The function that says whether a call needs an approval is given up likewise."""
+        monkeypatch.setattr("think_celery.domain.calls.GRACE_SECONDS", 0.05)
+        entered, release = threading.Event(), threading.Event()
+
+        def hangs(euros: int) -> bool:
+            entered.set()
+            return release.wait(20)
+
+        @tool(needs_approval=hangs)
+        def pay(euros: int) -> str:
+            return "paid"
+
+        agent = talker(pay, get_model=lambda self: FunctionModel(lambda r: call("pay", {"euros": 1})))
         with ThreadPoolExecutor() as pool:
             turn = Running(live, pool, agent)
             assert entered.wait(10)

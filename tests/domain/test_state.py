@@ -143,6 +143,11 @@ class TestUpdate:
         with pytest.raises(ZeroDivisionError):
             Counter("a").update_state(lambda state: 1 / 0)
 
+    def test_a_state_is_no_function(self, quick):
+        """With the remedy."""
+        with pytest.raises(InvalidValue, match="set_state"):
+            Counter("a").update_state({"n": 1})
+
     def test_async_functions_are_refused(self, quick):
         """With the remedy."""
 

@@ -24,13 +24,13 @@ def persist(rt: Runtime, agent: AgentRef, given: Messages, mode: Mode) -> list[s
         InvalidValue: *mode* is none.
         EmptySubmission, InvalidMessage, PayloadTooLarge: The messages can't be stored.
     """
-    store: Any = {"upsert": message_rows.upsert, "append": message_rows.append}.get(mode)
-    if store is None:
+    store: Any = {"upsert": message_rows.upsert, "append": message_rows.append}
+    if not isinstance(mode, str) or mode not in store:
         raise InvalidValue(f"mode={mode!r}: it must be 'upsert' or 'append'.")
     messages = as_messages(given)
     stored = [message.to_dict() for message in messages]
     serialization.check_size("the messages", stored, rt.settings.max_payload)
-    return rt.db.accept(lambda tx: _persist(rt, tx, agent, messages, store))
+    return rt.db.accept(lambda tx: _persist(rt, tx, agent, messages, store[mode]))
 
 
 def _persist(rt: Runtime, tx: Tx, agent: AgentRef, messages: Sequence[UIMessage], store: Any) -> list[str]:

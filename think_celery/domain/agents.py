@@ -76,11 +76,16 @@ def update_state(
     has stored. A state that it leaves as it is isn't stored again.
 
     Raises:
-        InvalidValue: The function returned ``None``.
+        InvalidValue: It is no function, or returned ``None``.
         AsyncNotSupported: It is an ``async def``.
         NotSerializable, PayloadTooLarge: What it returned can't be stored.
         StateContended: Others were faster again and again.
     """
+    if not callable(function):
+        raise InvalidValue(
+            f"update_state() takes a function of the state, not a {type(function).__name__}. "
+            "To store a state whatever was there, call set_state()."
+        )
     if inspect.iscoroutinefunction(function):
         raise AsyncNotSupported("the function of update_state")
     pause = FIRST_PAUSE

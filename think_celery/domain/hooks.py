@@ -48,12 +48,21 @@ class Hooks:
 
     def ask(self, hook: str, function: Callable[[], T]) -> T:
         """The same of a function of the user's."""
-        result = self._call(function)
+        result = self.attempt(hook, function)
         if isinstance(result, calls.Failed):
             raise result.error
+        return result.value
+
+    def attempt(self, hook: str, function: Callable[[], T]) -> calls.Done[T] | calls.Failed:
+        """The same, but what it raises is returned.
+
+        Raises:
+            ModelAborted: It was given up.
+        """
+        result = self._call(function)
         if isinstance(result, calls.Abandoned):
             raise ModelAborted(f"{hook} did not return in time and was given up")
-        return result.value
+        return result
 
     def config(self, hook: str, kind: type[T], *told: Any) -> T | None:
         """The same of a hook that answers with one of *kind*, or with ``None``; ``None`` if it is not overridden.

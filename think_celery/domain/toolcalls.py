@@ -231,7 +231,9 @@ class _Preparation:
         return True
 
     def _needs_approval(self, call: _Call) -> bool:
-        result = calls.run(lambda: call.tool.asks_first(call.kwargs))
+        if not callable(call.tool.needs_approval):
+            return call.tool.asks_first(call.kwargs)
+        result = self._scene.hooks.attempt("needs_approval", lambda: call.tool.asks_first(call.kwargs))
         if isinstance(result, calls.Done):
             return result.value
         if calls.passes(result.error):
