@@ -1,10 +1,14 @@
 """Which calls of a tool need somebody's approval."""
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from think_celery.errors import AsyncNotSupported, InvalidTool
+
+logger = logging.getLogger("think_celery.tools")
 
 NeedsApproval = bool | Callable[..., bool]
 """Whether calls need it: always, never, or what a function of their arguments says."""
@@ -40,11 +44,16 @@ def check(tool: str, asks: Any, names: Iterable[str], *, is_client: bool) -> Non
 
 
 def needed(
-    asks: NeedsApproval, function: Callable[..., Any], names: Iterable[str], given: Mapping[str, Any]
+    tool: str,
+    asks: NeedsApproval,
+    function: Callable[..., Any],
+    names: Iterable[str],
+    given: Mapping[str, Any],
 ) -> bool:
     """Whether this call of *function* needs it. *given* are its arguments; its own defaults stand for the others.
 
-    What *asks* raises goes through.
+    Only ``False`` means that it needs none: ``None`` is what a function returns that forgot to. What *asks* raises
+    goes through.
     """
     if isinstance(asks, bool):
         return asks
@@ -58,7 +67,20 @@ def needed(
     if not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(asks).parameters.values()):
         wanted = {each.name for each in _parameters(asks)}
         arguments = {name: value for name, value in arguments.items() if name in wanted}
-    return bool(asks(**arguments))
+    answer: object = asks(**arguments)
+    if not isinstance(answer, bool):
+        _warn_of_no_bool(tool, type(answer).__name__)
+    return answer is not False
+
+
+@lru_cache(maxsize=1000)  # once for each tool in a process, however often it is called
+def _warn_of_no_bool(tool: str, kind: str) -> None:
+    logger.warning(
+        "needs_approval of tool %s returned a %s, so somebody is asked: only False means that nobody is. Let it return "
+        "True or False.",
+        tool,
+        kind,
+    )
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -102,7 +102,7 @@ class Tool:
         """
         names = self._parameter_names()
         return self.function is not None and approvals.needed(
-            self.needs_approval, self.function, names, kwargs
+            self.name, self.needs_approval, self.function, names, kwargs
         )
 
     @property
@@ -192,7 +192,8 @@ def tool(
         timeout: How long one call may take.
         needs_approval: ``True``: each call waits until ``approve_tool_call`` or ``reject_tool_call`` decides on it,
             and the turn ends meanwhile. Or a function that takes some of the arguments by name and says whether
-            this call waits. It must be quick and have no effects; where it raises, the call waits.
+            this call waits. It must be quick and have no effects. Where it raises, or returns anything but
+            ``False``, the call waits.
 
     Raises:
         AsyncNotSupported: The function is ``async def``.
@@ -268,6 +269,13 @@ def tools_of(owner: object) -> list[Tool]:
 def is_tool(given: object) -> bool:
     """Whether ``@tool`` has marked this function or method."""
     return _mark_of(_plain(given)) is not None
+
+
+def may_wait(owner: type, name: str) -> bool:
+    """Whether the class has a tool of that method's name, calls of which may wait for somebody's approval."""
+    chain = [_plain(vars(cls)[name]) for cls in owner.__mro__ if name in vars(cls)]
+    marks = [mark for mark in map(_mark_of, chain) if mark is not None]
+    return bool(marks) and inspect.isfunction(chain[0]) and marks[0].needs_approval is not False
 
 
 def as_tool(given: "Callable[..., Any] | Tool") -> Tool:

@@ -199,12 +199,37 @@ class ToolCallContext(TurnInfo):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCallDecision:
-    """What ``before_tool_call`` may answer; ``None`` allows the call as it is."""
+    """What ``before_tool_call`` may answer; ``None`` allows the call as it is.
+
+    Raises:
+        InvalidValue: Another action is named, or what goes with it is unfit: a call is never allowed by mistake.
+    """
 
     action: Literal["allow", "block", "substitute"]
     input: dict[str, Any] | None = field(default=None, repr=False)
     reason: str | None = field(default=None, repr=False)
     output: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        action, given, reason = self._fields()
+        if action not in ("allow", "block", "substitute"):
+            raise InvalidValue(
+                f"ToolCallDecision(action={action!r}) is no decision: there are allow, block and substitute. Write "
+                "ToolCallDecision.allow(), .block(reason) or .substitute(output)."
+            )
+        if given is not None and not (isinstance(given, dict) and action == "allow"):
+            raise InvalidValue(
+                f"ToolCallDecision.input is a {type(given).__name__} beside {action!r}: only a call that is allowed "
+                "takes other arguments, as a dict. Write ToolCallDecision.allow({…})."
+            )
+        if reason is not None and not isinstance(reason, str):
+            raise InvalidValue(
+                f"ToolCallDecision.reason is a {type(reason).__name__}: it must be a text, for the model is told it."
+            )
+
+    def _fields(self) -> tuple[object, object, object]:
+        """What was passed, whatever its type."""
+        return self.action, self.input, self.reason
 
     @classmethod
     def allow(cls, input: dict[str, Any] | None = None) -> Self:

@@ -106,6 +106,16 @@ class TestAsking:
         assert told == [(euros, "Ann")]
         assert (till.paid == [], agent.has_pending_interaction) == (asks, asks)
 
+    def test_a_function_without_an_answer_asks(self, t):
+        """A forgotten `return` lets no money go."""
+        till = Till(needs_approval=lambda euros: None)
+        agent = till.agent()
+        t.script(agent, call("pay", {"euros": 1}))
+
+        ask(t, agent)
+
+        assert (till.paid, agent.has_pending_interaction) == ([], True)
+
     def test_a_function_that_fails_asks(self, t, caplog):
         """A rule that can't be read means that somebody must look; what it raised is in the log."""
         till = Till(needs_approval=lambda euros: 1 / 0)

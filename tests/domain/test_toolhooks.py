@@ -7,6 +7,7 @@ import pytest
 from tests.domain.talk import COMPLETED, ask, ask_structured, calls_of, shape, talker
 from tests.domain.till import Till, only
 from tests.providers import transcripts
+from think_celery.errors import InvalidValue
 from think_celery.providers.scripted import answer, call, say
 from think_celery.tools import tool
 from think_celery.turnhooks import ToolCallContext, ToolCallDecision, ToolResultContext
@@ -115,6 +116,11 @@ class TestDecisions:
         [
             (lambda ctx: 1 / 0, "ZeroDivisionError"),
             (lambda ctx: "yes", "InvalidValue"),
+            (lambda ctx: False, "InvalidValue"),
+            (lambda ctx: {"action": "block"}, "InvalidValue"),
+            (lambda ctx: (yield), "InvalidValue"),
+            (lambda ctx: ToolCallDecision, "InvalidValue"),
+            (lambda ctx: ToolCallDecision(action="deny"), "InvalidValue"),
             (lambda ctx: ToolCallDecision.substitute(object()), "InvalidToolResult"),
         ],
     )
@@ -127,6 +133,22 @@ class TestDecisions:
 
         assert (done.status, done.error_type) == ("error", error_type)
         assert watched.log == [("before", 1)]
+
+    @pytest.mark.parametrize(
+        ("wrong", "says"),
+        [
+            ({"action": "deny"}, r"action='deny'.*allow, block and substitute"),
+            ({"action": None}, "is no decision"),
+            ({"action": ["allow"]}, "is no decision"),
+            ({"action": "allow", "input": "a=1"}, "input is a str"),
+            ({"action": "block", "input": {}}, "only a call that is allowed"),
+            ({"action": "block", "reason": 3}, "reason is a int"),
+        ],
+    )
+    def test_what_is_no_decision_is_refused_where_it_is_written(self, wrong, says):
+        """No unknown action can let a tool run."""
+        with pytest.raises(InvalidValue, match=says):
+            ToolCallDecision(**wrong)
 
     def test_calls_that_cannot_be_made_are_not_asked_about(self, t):
         """Unknown tools and unfit arguments are answered without the hook."""

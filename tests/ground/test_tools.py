@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, Field, StrictInt
 
 from tests.ground.samples import Cat, Color, Line, Tree
+from think_celery import approvals
 from think_celery.errors import (
     AsyncNotSupported,
     InvalidDuration,
@@ -638,9 +639,20 @@ class TestApprovals:
         told: list[Any] = []
 
         assert self.made(lambda euros: told.append(euros) or euros > 5, euros=9)
-        assert not self.made(lambda euros, to, much=7: told.append((euros, to, much)), euros="9")
-        assert not self.made(lambda **given: told.append(given), euros=9, to="Bob")
+        assert not self.made(lambda euros, to, much=7: told.append((euros, to, much)) or False, euros="9")
+        assert not self.made(lambda **given: told.append(given) or False, euros=9, to="Bob")
         assert told == [9, (9, "Ann", 7), {"euros": 9, "to": "Bob"}]
+
+    @pytest.mark.parametrize("answer", [None, 0, "", [], "no"])
+    def test_only_false_means_no(self, answer, caplog):
+        """A function that forgot to return, or returns no bool, asks; that is logged once, with the tool's name."""
+        approvals._warn_of_no_bool.cache_clear()
+
+        assert self.made(lambda euros: answer, euros=1) is True
+        assert self.made(lambda euros: answer, euros=1) is True
+
+        (record,) = [each for each in caplog.records if "needs_approval of tool pay" in each.message]
+        assert (record.levelname, type(answer).__name__ in record.message) == ("WARNING", True)
 
     @pytest.mark.parametrize(
         ("asks", "problem"),

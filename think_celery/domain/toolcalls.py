@@ -205,7 +205,9 @@ class _Preparation:
             case "substitute":
                 call.part.output = _storable(self._scene.rt, decision.output)
                 call.part.state = "output-available"
-            case "allow" if decision.input is not None:
+            case "allow":
+                if decision.input is None:
+                    return
                 try:
                     call.part.input = parse_arguments(decision.input, call.tool.parameters)
                     call.kwargs = call.tool.validate(call.part.input)
