@@ -14,6 +14,7 @@ if __name__ == "__main__" and sys.argv[2] == "gevent":
     monkey.patch_all()
 
 import json
+import math
 import os
 import resource
 import threading
@@ -27,6 +28,7 @@ from benchmarks.streamserver import TOKEN
 from benchmarks.workerapp import make_app
 from think_celery import Think
 from think_celery.domain import claims
+from think_celery.events.writer import LiveWriter
 from think_celery.protocols import ModelEvent, ModelRequest, TextDelta
 from think_celery.providers.openai import OpenAIModel
 from think_celery.runtime import Runtime, current
@@ -100,6 +102,8 @@ class Turns:
         self._url = url
         self._app = make_app(os.environ["BENCH_BROKER"], os.environ["BENCH_QUEUE"])
         self.rt: Runtime = current()
+        # Of a log that is slow because the machine is loaded nothing is dropped: all of the work is measured.
+        self.rt.live = LiveWriter(self.rt.events, limit_seconds=math.inf)
         self._submissions: dict[int, str] = {}
 
     def accept(self, numbers: range, tokens: int, rate: float) -> None:

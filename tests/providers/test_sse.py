@@ -3,7 +3,7 @@
 import pytest
 
 from think_celery.errors import ModelError
-from think_celery.providers.sse import MAX_EVENT_BYTES, ServerSentEvent, SseDecoder
+from think_celery.providers.sse import LONG_BYTES, MAX_EVENT_BYTES, ServerSentEvent, SseDecoder
 
 STREAM = (
     "\ufeff: a comment\r\n\r\nevent: delta\rdata: one\r\ndata:  two \n\ndata: ä€🦊\u2028\u0085\u000b\r\r"
@@ -33,6 +33,35 @@ class TestDecoding:
         chunks = [part for at in range(len(STREAM)) for part in (STREAM[at : at + 1], b"")]
 
         assert decode(*chunks) == EVENTS
+
+    def test_usual_streams_cut_in_two_at_any_byte(self):
+        """The same without CR and byte order mark, where whole blocks are cut out at once."""
+        text = 'data: one\n\n: ping\n\n\nevent: delta\ndata:{"a":\ndata: 1}\n\ndata\n\nid: 3\ndata: ä🦊\n\n'
+        events = [
+            ServerSentEvent("message", "one"),
+            ServerSentEvent("delta", '{"a":\n1}'),
+            ServerSentEvent("message", ""),
+            ServerSentEvent("message", "ä🦊"),
+        ]
+        usual = text.encode()
+
+        for at in range(len(usual) + 1):
+            assert decode(usual[:at], usual[at:]) == events, f"cut at {at}"
+        assert decode(*(usual[at : at + 1] for at in range(len(usual)))) == events
+        assert decode(usual, usual, b"data: x\r\n\r", b"\ndata: y\n\n") == [
+            *events,
+            *events,
+            ServerSentEvent("message", "x"),
+            ServerSentEvent("message", "y"),
+        ]
+
+    def test_a_long_event_in_many_pieces(self):
+        """It is whole, and what follows it, too."""
+        long = b"x" * (3 * LONG_BYTES)
+        stream = b"data: a\n\ndata: " + long + b"\n\ndata: b\n\n"
+        pieces = [stream[at : at + 1000] for at in range(0, len(stream), 1000)]
+
+        assert [event.data for event in decode(*pieces)] == ["a", long.decode(), "b"]
 
     def test_keep_alives_ids_and_unicode_separators(self):
         """FR-75: comments and an id alone are no events; U+2028 and U+0085 are text."""

@@ -14,7 +14,6 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -41,6 +40,8 @@ EARS_SECONDS = 2.0
 REST_SECONDS = 1.0
 """How long nothing is read after a read that failed."""
 
+MILLISECOND = timedelta(milliseconds=1)
+
 NOTHING_YET = "none:"
 """How the incarnation of an agent without a stream begins; the era follows. The position of such a cursor
 is the instant of the look, in microseconds of Redis's clock."""
@@ -50,6 +51,14 @@ UNKNOWN = Cursor("unknown", 0)
 
 _SEQUENCE_BITS = 64  # of the second half of an entry's id
 _IDS = 2 ** (2 * _SEQUENCE_BITS)
+
+_APPEND = """
+for i, key in ipairs(KEYS) do
+  redis.call('XADD', key, 'MAXLEN', '~', ARGV[2], '*', 'stamp', ARGV[1], 'frame', ARGV[i + 3])
+  redis.call('PEXPIRE', key, ARGV[3])
+end
+"""
+"""Frames, each with its stream's key, in one command: a pipeline costs its sender several times as much."""
 
 _AFTER = """
 local entries = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[3])
@@ -103,20 +112,12 @@ class RedisEventLog:
         """
         if not frames:
             return
-        stamp = secrets.token_hex(8)
-        pipe = self._connected().pipeline(transaction=True)
-        for frame in frames:
-            fields: dict[Any, Any] = {"stamp": stamp, "frame": _as_text(frame)}
-            pipe.xadd(self._key(frame.agent_id), fields, maxlen=self._keep_frames, approximate=True)
-        for agent_id in {frame.agent_id for frame in frames}:
-            pipe.pexpire(self._key(agent_id), self._keep)
+        keys = [self._key(frame.agent_id) for frame in frames]
+        values = (secrets.token_hex(8), self._keep_frames, self._keep // MILLISECOND)
         try:
-            results = pipe.execute(raise_on_error=False)
+            self._connected().eval(_APPEND, len(keys), *keys, *values, *map(_as_text, frames))
         except (redis.RedisError, OSError) as error:
             raise ConnectionError(f"Redis took no frames: {_told(error)}") from None
-        for result in results:
-            if isinstance(result, Exception):
-                raise ConnectionError(f"Redis took no frames: {_told(result)}")
 
     def head(self, agent_id: str) -> Cursor:
         """The place after the newest frame."""
@@ -242,10 +243,20 @@ class RedisEventLog:
         )
 
 
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
 def _as_text(frame: Frame) -> str:
-    fields = asdict(frame)
-    del fields["agent_id"]
-    return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+    return _encode(
+        {
+            "submission_id": frame.submission_id,
+            "message_id": frame.message_id,
+            "token": frame.token,
+            "first": frame.first,
+            "n": frame.n,
+            "event": frame.event,
+        }
+    )
 
 
 def _page(agent_id: str, entries: Sequence[Entry], cursor: Cursor) -> Page:

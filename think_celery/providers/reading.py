@@ -187,8 +187,10 @@ def parsed(text: str) -> Any:
     Raises:
         ModelError: It is none; some of it is shown.
     """
-    with suppress(ValueError):  # it refuses half a surrogate pair, which may be whole with the next frame
+    try:
         return from_json(text)
+    except ValueError:
+        pass  # it refuses half a surrogate pair, which may be whole with the next frame
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # the latter: nested too deep

@@ -5,16 +5,16 @@ break JSON that holds them.)
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from think_celery.errors import ModelError
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
+LONG_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
+class ServerSentEvent(NamedTuple):
     """One event: its kind (``message`` unless the server named one) and its data."""
 
     kind: str
@@ -26,6 +26,7 @@ class SseDecoder:
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max = max_event_bytes
+        self._tail = b""  # of a block, not looked at yet
         self._line = bytearray()
         self._kind = b""
         self._data: list[bytes] = []
@@ -39,13 +40,34 @@ class SseDecoder:
         Raises:
             ModelError: An event is larger than ``max_event_bytes``.
         """
-        if chunk[:5] == b"data:" and chunk[-2:] == b"\n\n" and self._between and b"\r" not in chunk:
-            # What nearly all chunks are: whole events of one line.
-            blocks = chunk[:-2].split(b"\n\n")
-            plain = all(block[:5] == b"data:" and b"\n" not in block for block in blocks)
-            if plain and len(chunk) <= self._max:
-                return [_of_line(block) for block in blocks]
-        return self._feed(chunk)
+        if b"\r" in chunk or not (self._between or self._tail):
+            return self._slowly(chunk)
+        # What nearly all streams are: blocks of lines that end with LF.
+        data = self._tail + chunk if self._tail else chunk
+        cut = data.rfind(b"\n\n")
+        self._tail = data if cut < 0 else data[cut + 2 :]
+        self._check(len(self._tail))
+        events: list[ServerSentEvent] = []
+        if cut >= 0:
+            for block in data[:cut].split(b"\n\n"):
+                if block[:5] == b"data:" and b"\n" not in block and len(block) <= self._max:
+                    line = block[6:] if block[5:6] == b" " else block[5:]
+                    events.append(ServerSentEvent("message", line.decode("utf-8", "replace")))
+                else:
+                    events += self._feed(block + b"\n\n")
+        if len(self._tail) > LONG_BYTES:  # to be joined piece by piece, not looked through again with each
+            tail, self._tail = self._tail, b""
+            events += self._feed(tail)
+        return events
+
+    def _slowly(self, chunk: bytes) -> Iterator[ServerSentEvent]:
+        tail, self._tail = self._tail, b""
+        end = chunk.find(b"\n\n") + 2
+        if b"\r" in chunk or end < 2:
+            yield from self._feed(tail + chunk)
+        else:  # once an event has ended, the rest may be as usual
+            yield from self._feed(chunk[:end])
+            yield from self.feed(chunk[end:]) if self._between else self._feed(chunk[end:])
 
     @property
     def _between(self) -> bool:
@@ -76,6 +98,10 @@ class SseDecoder:
         The standard drops it. Servers that forget the last blank line are common, and a cut event is found out
         by its JSON, so it is given.
         """
+        if self._tail:
+            tail, self._tail = self._tail, b""
+            for event in self._feed(tail):
+                return event
         if self._line:
             self._take_line(bytes(self._line))
             self._line.clear()
@@ -109,8 +135,3 @@ class SseDecoder:
                 f"the provider's stream holds an event of more than {self._max:,} bytes; "
                 "such an answer is refused, lest it fill the memory"
             )
-
-
-def _of_line(line: bytes) -> ServerSentEvent:
-    data = line[6:] if line[5:6] == b" " else line[5:]
-    return ServerSentEvent("message", data.decode("utf-8", "replace"))
