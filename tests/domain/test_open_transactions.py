@@ -4,15 +4,15 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, update
 from sqlalchemy.orm import Session
 
 from tests.domain.crowd import wait_for_lock
 from think_celery import Think
-from think_celery.domain import claims, conversation, tick, turns
+from think_celery.domain import claims, conversation, starts, tick, turns
 from think_celery.domain.outcomes import Outcome
 from think_celery.providers.scripted import FunctionModel, say
-from think_celery.store import agents
+from think_celery.store import agents, tables
 from think_celery.store.joined import joined
 from think_celery.testing import ThinkTest, think_test
 
@@ -163,6 +163,29 @@ def test_a_reset_that_waits_for_an_end_that_waits_for_the_caller(t: ThinkTest, c
 
     assert others.end() == []
     assert (agent.state, agent.messages) == ({"number": 1}, [])
+
+
+def test_a_start_while_an_end_waits_for_the_caller(t: ThinkTest, caller: Session):
+    """The worker that is to start another version turns to other work: the line is in use."""
+    agent = Starting("a")
+    held = claims.claim(t.rt, agent.submit_messages("Well?").submission_id)
+    assert not isinstance(held, Outcome)
+    with joined(t.rt.db, caller):
+        agent.cancel_submission(held.row.id)
+    others, words = Others(t), list[str]()
+    ending = others.begin(lambda: turns.run(t.rt, held))
+    wait_for_lock(t.rt)
+    wanted = update(tables.agents).values(started_version="another", knock_at=t.clock.now())
+    t.rt.db.transact(lambda tx: tx.execute(wanted))
+
+    starting = others.begin(lambda: words.append(starts.run(t.rt, "Starting", "a").word))
+    starting.join(5)
+    waits = ending.is_alive()
+    before = list(words)
+    caller.commit()
+
+    assert others.end() == []
+    assert (waits, before) == (True, ["busy"])
 
 
 def test_a_first_claim_while_the_caller_makes_the_agents_row(t: ThinkTest, caller: Session):

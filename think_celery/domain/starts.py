@@ -182,7 +182,8 @@ def _give_back(rt: Runtime, hold: Hold) -> None:
 
 
 def _take_line(tx: Tx, agent_id: str, process_id: str) -> Lease | None:
-    line_rows.make_line(tx, agent_id)
+    if not line_rows.is_there(tx, agent_id):  # or a turn's end that waits for a caller would be waited for
+        line_rows.make_line(tx, agent_id)
     return line_rows.take_line_of(tx, agent_id, process_id)
 
 

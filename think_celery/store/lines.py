@@ -36,6 +36,11 @@ def lock_line(tx: Tx, agent_id: str, *, patient: bool = True) -> Any:
 _IS_THERE = select(lines.c.token).where(_OF_AGENT)
 
 
+def is_there(tx: Tx, agent_id: str) -> bool:
+    """Whether the agent has a line already, whoever may have it locked."""
+    return tx.execute(_IS_THERE, {"agent": agent_id}).first() is not None
+
+
 def make_and_lock_line(tx: Tx, agent_id: str) -> bool:
     """Lock the agent's line, which is made where there is none; False where another transaction has it locked.
 
@@ -43,7 +48,7 @@ def make_and_lock_line(tx: Tx, agent_id: str) -> bool:
     """
     if lock_line(tx, agent_id, patient=False) is not None:
         return True
-    if tx.execute(_IS_THERE, {"agent": agent_id}).first() is not None:
+    if is_there(tx, agent_id):
         return False
     make_line(tx, agent_id)
     return lock_line(tx, agent_id, patient=False) is not None
