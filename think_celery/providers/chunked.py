@@ -45,7 +45,10 @@ class Tap:
         return data
 
     def body(self, response: httpx.Response) -> Iterator[bytes] | None:
-        """The body of this response, whose head httpx has just read; ``None`` if httpx must read it by itself."""
+        """The body of this response, whose head httpx has just read; ``None`` if httpx must read it by itself.
+
+        Reading waits without a limit: somebody must cut the connection.
+        """
         seen, self._seen = self._seen, None
         sock = self._stream.get_extra_info("socket")
         if (
@@ -67,7 +70,9 @@ class Tap:
         data = decoder.feed(begun)
         # httpx has these bytes, too. It can be told of the end only between two chunks.
         known, between = decoder.done, decoder.between
-        sock.settimeout(response.request.extensions.get("timeout", {}).get("read"))
+        # The guard of the request cuts the connection at its deadline; a limit here would cost a second system call
+        # for each read. httpx sets its own for whatever it does with the socket.
+        sock.settimeout(None)
         while True:
             if data:
                 yield data
@@ -75,8 +80,6 @@ class Tap:
                 break
             try:
                 read = sock.recv(READ_BYTES)
-            except TimeoutError as error:
-                raise httpx.ReadTimeout(str(error)) from error
             except OSError as error:
                 raise httpx.ReadError(str(error)) from error
             if not read:
