@@ -14,8 +14,8 @@ FLOORS = (
     "turnhooks concurrency plain",
     "store events providers",
     "runtime domain",
-    "agent agenthandle agentturns agentwaiting agentinteractions agentmessages agentrecovery agentstate agentlife "
-    "agentworkflows chatagent workflow workflows client",
+    "agent agenthandle agentchecks agentturns agentwaiting agentinteractions agentmessages agentrecovery agentstate "
+    "agentlife agentworkflows chatagent workflow workflows client",
     "tasks beat mail web memory brokers publishing worker revoked inspection stops",
     "__init__ app celery cli embedded testing demo contrib",
 )

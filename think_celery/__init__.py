@@ -16,6 +16,7 @@ from think_celery.domain.waiting import SaveMessagesResult
 from think_celery.domain.waits import Approval, ReceivedEvent
 from think_celery.errors import NonRetryableError, StepError, ThinkError
 from think_celery.messages import UIMessage
+from think_celery.names import MisspeltName
 from think_celery.protocols import (
     Finish,
     ForcedTool,
@@ -67,6 +68,7 @@ __all__ = [
     "InteractionResult",
     "InteractionStatus",
     "LiveEvent",
+    "MisspeltName",
     "ModelStepContext",
     "NonRetryableError",
     "PendingInteraction",

@@ -3,6 +3,7 @@
 import inspect
 from typing import Any, ClassVar, Self
 
+from think_celery.agentchecks import refuse_shadows, warn_of_near_misses
 from think_celery.errors import AsyncNotSupported, InvalidValue
 from think_celery.ids import AgentRef
 from think_celery.names import check_name
@@ -29,10 +30,12 @@ class AgentHandle:
         """
         super().__init_subclass__(**kwargs)
         _refuse_async(cls)
+        refuse_shadows(cls)
         cls.agent_class, cls._abstract = cls.__name__ if name is None else name, abstract
         check_name("The agent class's name", cls.agent_class, 200)
         if cls.queue is not None:
             check_name(f"{cls.agent_class}.queue", cls.queue, 200)
+        warn_of_near_misses(cls)
         if not abstract:
             agent_classes.add(cls.agent_class, cls)
 

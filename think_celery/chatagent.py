@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from think_celery.agentchecks import check_loop
 from think_celery.agenthandle import check_count
 from think_celery.agentinteractions import AgentInteractions
 from think_celery.agentlife import AgentLife
@@ -58,11 +59,7 @@ class ChatAgent(
 
     def __init_subclass__(cls, *, abstract: bool = False, **kwargs: Any) -> None:
         """Register the class, as every agent's is."""
-        if not (abstract or cls._has_loop or cls._overrides("on_chat_message")):
-            raise TypeError(
-                f"{cls.__name__} has no on_chat_message(self, ctx). Write one that returns or yields the answer, or "
-                "subclass Think, which has a loop."
-            )
+        check_loop(cls, ChatAgent.__subclasses__(), abstract=abstract)
         check_count(cls, "max_chained_turns", "how many turns on_chat_response may ask for")
         super().__init_subclass__(abstract=abstract, **kwargs)
 

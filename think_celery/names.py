@@ -5,6 +5,11 @@ from uuid import UUID
 
 from think_celery.errors import InvalidValue
 
+
+class MisspeltName(UserWarning):
+    """A class of agents has a public name that looks like a hook or an attribute of ours, misspelt."""
+
+
 RESERVED = "think-"
 """The beginning of keys and event types that are the engine's own."""
 

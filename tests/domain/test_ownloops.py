@@ -26,7 +26,6 @@ from tests.domain.talk import (
     shape,
 )
 from think_celery import ChatAgent, Finish, ReasoningDelta, TextDelta, ToolCallComplete, ToolResult, Usage
-from think_celery.agent import Think
 from think_celery.cli import doctor
 from think_celery.domain.requests import GO_ON
 from think_celery.protocols import ToolCallDelta
@@ -166,21 +165,9 @@ class TestAnswers:
 
         assert asked == [["One"], ["One", "answer 1", "Two"]]
 
-    def test_an_agent_with_the_loop_given_may_answer_by_itself(self, quick: ThinkTest) -> None:
-        """`Think` is a ChatAgent: overriding the method puts the loop aside."""
-
-        class Alone(Think):
-            def on_chat_message(self, ctx):
-                yield "By myself"
-
-        model = quick.script(Alone, "never asked for")
-
-        assert ask(quick, Alone("a")).message().text == "By myself"
-        assert model.requests == []
-
     def test_a_class_without_an_answer_is_refused(self) -> None:
         """When it is made, with the remedy; an abstract base is not."""
-        with pytest.raises(TypeError, match=r"Mute has no on_chat_message\(self, ctx\)"):
+        with pytest.raises(TypeError, match=r"Mute can't be used: it has no on_chat_message\(self, ctx\)"):
             type("Mute", (ChatAgent,), {})
 
         class ChatterBase(ChatAgent, abstract=True):

@@ -22,6 +22,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "DuplicateName": (("agent", "Triage", ("a.b", "c.d")), 'class Triage(…, name="…")'),
     "AsyncNotSupported": (("The tool 'x'",), "plain `def`"),
+    "InvalidClass": (("Triage", "it lacks x", "Write one."), "Write one."),
     "UnknownClass": (("agent", "Triage", ("Other",)), "think_imports"),
     "MissingExtra": (("PostgreSQL", "postgres"), "pip install 'think-celery[postgres]'"),
     "SchemaOutdated": ((None, "3"), "think-celery db upgrade"),

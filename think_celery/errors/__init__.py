@@ -8,6 +8,7 @@ The tree::
     │   ├── InvalidSetting           an unknown or unfit setting
     │   ├── DuplicateName            two classes under one name
     │   ├── AsyncNotSupported        an `async def` where a plain function is needed
+    │   ├── InvalidClass             a class of agents or workflows with what would not work
     │   ├── UnknownClass             no such agent or workflow class is registered here
     │   ├── MissingExtra             an optional dependency is not installed
     │   ├── SchemaOutdated           the database needs `think-celery db upgrade`
@@ -82,6 +83,7 @@ from think_celery.errors.configuration import (
     CannotJoin,
     ConfigurationError,
     DuplicateName,
+    InvalidClass,
     InvalidSetting,
     InvalidTool,
     MissingExtra,
@@ -178,6 +180,7 @@ __all__ = [
     "InteractionMismatch",
     "InteractionNotFound",
     "InvalidApproval",
+    "InvalidClass",
     "InvalidDuration",
     "InvalidFinalAnswer",
     "InvalidMessage",

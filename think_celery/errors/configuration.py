@@ -62,6 +62,17 @@ class AsyncNotSupported(ConfigurationError, TypeError):
         )
 
 
+class InvalidClass(ConfigurationError, TypeError):
+    """A class of agents or workflows defines what would not work, or lacks what it needs."""
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        super().__init__(name, problem, remedy)
+        self.name, self.problem, self.remedy = name, problem, remedy
+
+    def __str__(self) -> str:
+        return f"The class {self.name} can't be used: {self.problem}. {self.remedy}"
+
+
 class UnknownClass(ConfigurationError, LookupError):
     """No class of this name is registered in this process."""
 
