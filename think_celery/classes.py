@@ -59,6 +59,26 @@ def find_class(stored: str, kind: ClassKind) -> Any:
     return found
 
 
+def name_if_loaded(kind: object) -> str | None:
+    """``module:Qualified.Name`` of a class that :func:`find_loaded` finds by it; ``None`` where it would not.
+
+    So of a class that was defined inside a function, and of a generic's instance.
+    """
+    if not isinstance(kind, type):
+        return None
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return name if find_loaded(name) is kind else None
+
+
+def find_loaded(stored: str) -> type | None:
+    """The class of that name, if this process has its module already. Nothing is imported, and no code of it runs."""
+    module, _, name = stored.partition(":")
+    found: object = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) else None
+
+
 def is_dataclass_type(cls: type) -> bool:
     """Whether it is a dataclass that is nothing else besides (no error, no dict or list with fields)."""
     builtin = (BaseException, dict, list, tuple, set, frozenset, str, bytes, int, float)

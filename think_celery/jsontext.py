@@ -8,9 +8,20 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation, localcontext
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+)
 from typing import Any
+from uuid import UUID
 
+import pydantic
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend
@@ -49,14 +60,15 @@ def read_json(text: str, schema: JsonSchema | None = None) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
-def schema_problems(schema: JsonSchema, value: Any) -> list[str]:
+def schema_problems(schema: JsonSchema, value: Any, *, formats: bool = False) -> list[str]:
     """What of *value* does not fit *schema*, each with its path; nothing when it fits.
 
     Beyond the standard: a string of format ``decimal`` must be a number, and multiples are counted in
-    decimal digits, so that 1.10 is a multiple of 0.01.
+    decimal digits, so that 1.10 is a multiple of 0.01. With *formats* dates, times, spans, UUIDs and the like
+    must be some as well, as pydantic reads them, and a decimal's bounds hold for its strings, too.
     """
     try:
-        errors = list(_validator(schema).iter_errors(value))
+        errors = list((_strict_validator if formats else _validator)(schema).iter_errors(value))
     except RecursionError:
         return ["it is nested too deep"]
     return [_problem(error) for error in errors[:MAX_PROBLEMS]]
@@ -221,8 +233,58 @@ def _pattern(_: Any, pattern: str, value: Any, __: JsonSchema) -> Iterator[Valid
         yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
+def _any_of(validator: Any, schemas: Any, value: Any, schema: JsonSchema) -> Iterator[ValidationError]:
+    """As the standard has it, but a decimal that is written as a string is measured as the number that it is."""
+    if isinstance(value, str) and _wants_digits(schema) and _is_decimal(value):
+        value = float(value)
+    return _plain_any_of(validator, schemas, value, schema)  # type: ignore[no-any-return]
+
+
+def _reader(kind: Any) -> Any:
+    adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(kind)
+
+    def reads(value: object) -> bool:
+        if isinstance(value, str):
+            adapter.validate_python(value)
+        return True
+
+    return reads
+
+
+_strict_formats = FormatChecker(formats=())
+_strict_formats.checks("decimal")(_is_decimal)
+for _format, _kind in {
+    "date": date,
+    "date-time": datetime,
+    "time": time,
+    "duration": timedelta,
+    "uuid": UUID,
+    "uuid1": pydantic.UUID1,
+    "uuid3": pydantic.UUID3,
+    "uuid4": pydantic.UUID4,
+    "uuid5": pydantic.UUID5,
+    "uri": pydantic.AnyUrl,
+    "ipv4": IPv4Address,
+    "ipv6": IPv6Address,
+    "ipv4network": IPv4Network,
+    "ipv6network": IPv6Network,
+    "ipv4interface": IPv4Interface,
+    "ipv6interface": IPv6Interface,
+    "ipvanyaddress": pydantic.IPvAnyAddress,
+    "ipvanynetwork": pydantic.IPvAnyNetwork,
+    "ipvanyinterface": pydantic.IPvAnyInterface,
+}.items():
+    _strict_formats.checks(_format, raises=pydantic.ValidationError)(_reader(_kind))
+
 _rules = {"multipleOf": _multiple_of, "pattern": _pattern}
 _Validator: Any = extend(Draft202012Validator, _rules)  # type: ignore[no-untyped-call,unused-ignore]
+
+_plain_any_of: Any = Draft202012Validator.VALIDATORS["anyOf"]
+_StrictValidator: Any = extend(Draft202012Validator, {**_rules, "anyOf": _any_of})  # type: ignore[no-untyped-call,unused-ignore]
+
+
+def _strict_validator(schema: Any) -> Any:
+    return _StrictValidator(schema, format_checker=_strict_formats)
 
 
 def _validator(schema: Any) -> Any:

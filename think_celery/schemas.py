@@ -11,8 +11,9 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnot
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
 
+from think_celery.classes import find_loaded
 from think_celery.errors import InvalidValue, UnsupportedSchema
-from think_celery.jsontext import DECIMAL, JsonSchema, path_text, read_json, schema_problems
+from think_celery.jsontext import DECIMAL, MAX_PROBLEMS, JsonSchema, path_text, read_json, schema_problems
 
 
 class PlainJsonSchema(GenerateJsonSchema):
@@ -65,7 +66,7 @@ def output_schema(output: Any) -> dict[str, Any]:
 
 
 def _output_schema(output: Any) -> dict[str, Any]:
-    name = getattr(output, "__name__", None) or repr(output)
+    name = type_text(output)
     if not _is_record(output):
         raise UnsupportedSchema(name, "it is no pydantic model, dataclass or TypedDict")
     try:
@@ -79,8 +80,32 @@ def _output_schema(output: Any) -> dict[str, Any]:
     return {**top, **({"$defs": definitions} if definitions else {})}
 
 
-def check_answer(schema: JsonSchema, arguments_text: str | None) -> tuple[Any, list[str]]:
-    """Read a model's final answer, and say what of it does not fit *schema*.
+def type_text(kind: Any) -> str:
+    """A type as one would write it: ``Draft``, ``list[str]``."""
+    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else repr(kind)
+
+
+def loaded_output(stored: str | None, schema: JsonSchema) -> type | None:
+    """The output type of that name, if this process has it and can check answers with it.
+
+    It may have changed since the *schema* was made from it: what counts is the one of today, as it does where the
+    answer is used. Each started script has a ``__main__`` of its own, so there only the very same will do.
+    """
+    found = None if stored is None else find_loaded(stored)
+    if found is None:
+        return None
+    try:
+        same = output_schema(found) == schema
+    except Exception:  # a class whose annotations can't be read here; the schema decides
+        return None
+    return found if same or found.__module__ != "__main__" else None
+
+
+def check_answer(schema: JsonSchema, arguments_text: str | None, output: Any = None) -> tuple[Any, list[str]]:
+    """Read a model's final answer, and say what of it does not fit *schema*, nor *output*, where that is known.
+
+    All problems of both are found. Formats (such as dates) are the type's to judge, for it may read more than
+    the standard allows; without it, the schema's.
 
     A fence (```` ```json ````) around the whole text is no part of it. The value is plain JSON, to be stored and given
     to :func:`validate_output` later. A number for a decimal
@@ -88,13 +113,38 @@ def check_answer(schema: JsonSchema, arguments_text: str | None) -> tuple[Any, l
     could be read.
     """
     if arguments_text is None or not arguments_text.strip():
-        return {}, schema_problems(schema, {})
+        return {}, _problems(schema, {}, {}, output)
     try:
         text, value = _read_answer(arguments_text, schema)
     except ValueError as error:
         return None, [f"{path_text(())}: it is not valid JSON: {error}"]
     # As numbers, for bounds do not hold for the strings that some of them have become.
-    return value, schema_problems(schema, read_json(text))
+    return value, _problems(schema, read_json(text), value, output)
+
+
+def _problems(schema: JsonSchema, numbers: Any, value: Any, output: Any) -> list[str]:
+    problems = schema_problems(schema, numbers, formats=output is None)
+    if output is None:
+        return problems
+    try:
+        validate_output(output, value)
+    except ValidationError as error:
+        news = [each for each in _all_errors(error) if not _is_said(each, problems)]
+        problems += [_problem(each) for each in news]
+    except Exception as error:
+        if not problems:  # else it may well fail because of them
+            problems.append(_failed(error))
+    return problems[:MAX_PROBLEMS]
+
+
+def _is_said(error: Any, problems: list[str]) -> bool:
+    """Whether the schema has found the same."""
+    *above, last = error["loc"] or ("",)
+    if any(each.startswith(f"{path_text(error['loc'])}: ") for each in problems):
+        return True
+    if error["type"] not in ("missing", "extra_forbidden"):
+        return False
+    return any(each.startswith(f"{path_text(above)}: ") and repr(last) in each for each in problems)
 
 
 _FENCED = re.compile(r"\s*```[A-Za-z0-9_+-]*\s*(.*?)\s*```\s*", re.DOTALL)
@@ -134,7 +184,11 @@ def read_output(output: Any, value: Any) -> tuple[Any, list[str]]:
     except ValidationError as error:
         return None, validation_problems(error)
     except Exception as error:
-        return None, [f"its validation failed: {type(error).__name__}: {error}"]
+        return None, [_failed(error)]
+
+
+def _failed(error: Exception) -> str:
+    return f"{path_text(())}: its validation failed: {type(error).__name__}: {error}"[:400]
 
 
 def as_type(kind: Any, value: Any, what: str) -> Any:
@@ -143,7 +197,7 @@ def as_type(kind: Any, value: Any, what: str) -> Any:
     Raises:
         InvalidValue: It does not fit, or *kind* is no type that can be checked.
     """
-    name = getattr(kind, "__name__", None) or repr(kind)
+    name = type_text(kind)
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
@@ -158,7 +212,15 @@ def as_type(kind: Any, value: Any, what: str) -> Any:
 
 def validation_problems(error: ValidationError) -> list[str]:
     """What pydantic found, each with its path."""
-    return [f"{path_text(item['loc'])}: {item['msg']}" for item in error.errors(include_url=False)]
+    return [_problem(each) for each in _all_errors(error)]
+
+
+def _all_errors(error: ValidationError) -> list[Any]:
+    return list(error.errors(include_url=False, include_context=False, include_input=False))
+
+
+def _problem(error: Any) -> str:
+    return f"{path_text(error['loc'])}: {error['msg']}"
 
 
 def _is_record(output: Any) -> bool:

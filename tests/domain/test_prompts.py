@@ -251,6 +251,7 @@ class TestRefusedBefore:
         workflow = begin(t, prompting(output=output))
 
         assert workflow.row.error_type == "UnsupportedSchema"
+        assert f"output={output.__name__ if isinstance(output, type) else output}: " in workflow.row.error
         assert workflow.keys == []
         assert submission(t) is None
 
@@ -300,15 +301,28 @@ class TestOtherEnds:
         assert error.reason == submission(t).error
 
     def test_the_model_refuses_what_the_schema_can_not_say(self, t: ThinkTest):
-        """A11: the answer fits the schema, so the turn completes; the original model refuses it on resume."""
+        """A11: the answer fits the schema, and the original model refuses it in the turn, with the path."""
         seen: list[Any] = []
         t.script(Desk, answer({"title": "too long"}))
 
         workflow = begin(t, prompting(seen, output=Picky))
+        error = self.check(t, seen, workflow, ThinkPromptValidationError, "error")
+
+        assert "title: Value error, longer than 3" in error.reason
+
+    def test_or_on_resume(self, t: ThinkTest):
+        """A11: where the turn's process does not know the type, the turn completes; the workflow refuses it."""
+
+        class Local(Picky):
+            """No other process can import it."""
+
+        seen: list[Any] = []
+        t.script(Desk, answer({"title": "too long"}))
+
+        workflow = begin(t, prompting(seen, output=Local))
         error = self.check(t, seen, workflow, ThinkPromptValidationError, "completed")
 
-        assert "title" in error.reason
-        assert "longer than 3" in error.reason
+        assert "title: Value error, longer than 3" in error.reason
 
     def test_what_was_refused_stays_refused(self, t: ThinkTest):
         """The refusal is recorded: a model that would take the answer today does not turn the replay round."""

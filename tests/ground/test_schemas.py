@@ -404,3 +404,40 @@ class TestReading:
             "y": ["1.10"],
             "z": 1.1,
         }
+
+
+class TestFormats:
+    """What the schema alone finds of a type that is not known where the answer is checked."""
+
+    @pytest.mark.parametrize(
+        ("format", "fits", "unfit"),
+        [
+            ("date", "2027-01-01", "2027-02-30"),
+            ("date-time", "2027-01-01T12:00:00Z", "tomorrow"),
+            ("time", "12:00:00", "25:00"),
+            ("duration", "P1DT2H", "a while"),
+            ("uuid", "12345678-1234-5678-1234-567812345678", "7"),
+            ("uuid4", "12345678-1234-4678-9234-567812345678", "12345678-1234-1678-9234-567812345678"),
+            ("uri", "https://a.example/b", "b"),
+            ("ipv4", "10.0.0.1", "10.0.0.256"),
+            ("ipv6", "::1", "10.0.0.1"),
+            ("ipvanynetwork", "10.0.0.0/8", "10.0.0.0/99"),
+            ("made-up", "x", None),
+        ],
+    )
+    def test_they_are_checked(self, format, fits, unfit):
+        """A13: a date must be one; a format that nobody knows says nothing. Tools' arguments are left to the tool."""
+        schema = {"type": "object", "properties": {"v": {"type": "string", "format": format}}}
+
+        assert check_answer(schema, json.dumps({"v": fits}))[1] == []
+        if unfit is not None:
+            assert check_answer(schema, json.dumps({"v": unfit}))[1] == [f"v: {unfit!r} is not a {format!r}"]
+            assert schema_problems(schema, {"v": unfit}) == []
+
+    @pytest.mark.parametrize("price", ["-1", "0", "1.123", -1, "x"])
+    def test_a_decimals_bounds_hold_for_its_strings(self, price):
+        """FR-86: a number that is written as a string is no way round them."""
+        schema = output_schema(Priced)
+
+        assert check_answer(schema, json.dumps({"price": price}))[1] != []
+        assert check_answer(schema, '{"price": "1.10"}') == ({"price": "1.10"}, [])

@@ -1,7 +1,8 @@
 """The extra tool whose call carries the answer of a structured turn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from think_celery.errors import InvalidFinalAnswer, NoFinalAnswer
@@ -13,30 +14,48 @@ from think_celery.protocols import (
     ToolChoice,
     ToolSpec,
 )
-from think_celery.schemas import check_answer
+from think_celery.schemas import check_answer, loaded_output
 
 DESCRIPTION = (
     "Give your final answer. Call it once, when the work is done, with the complete answer as its arguments. "
     "It ends your turn."
 )
 
+CHECK = "the output type's validation"
+
+Ask = Callable[[str, Callable[[], Any]], Any]
+
+
+def _here(_: str, function: Callable[[], Any]) -> Any:
+    return function()
+
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """The final-answer tool of one turn: its name there, the schema of the answer, and how often it may be refused."""
+    """The final-answer tool of one turn: its name there, the schema of the answer, and how often it may be refused.
+
+    ``output`` is the type that was asked for, where this process has it: turns import nothing for it, since a
+    worker has imported what its workflows' modules do. Where it is ``None`` the schema alone decides.
+    """
 
     name: str
     schema: JsonSchema
     retries: int = 0
+    output: type | None = None
 
     def look_at(
-        self, given: ToolCallComplete | None
+        self, given: ToolCallComplete | None, ask: Ask = _here, asked: int | None = None
     ) -> tuple[Any, NoFinalAnswer | InvalidFinalAnswer | None]:
-        """The answer in this call, or what is wrong with it. It is never repaired."""
+        """The answer in this call, or what is wrong with it. It is never repaired.
+
+        The type's validators are the user's own code: *ask* calls it, so that it can be given up. *asked* is how
+        often the model was asked by now, where it can be asked again.
+        """
         if given is None:
-            return None, NoFinalAnswer(self.name)
-        answer, problems = check_answer(self.schema, given.arguments)
-        return (None, InvalidFinalAnswer(problems)) if problems else (answer, None)
+            return None, NoFinalAnswer(self.name, asked)
+        check = partial(check_answer, self.schema, given.arguments, self.output)
+        answer, problems = check() if self.output is None else ask(CHECK, check)
+        return (None, InvalidFinalAnswer(problems, asked)) if problems else (answer, None)
 
 
 def for_turn(structure: Mapping[str, Any] | None, tools: Mapping[str, object]) -> Final | None:
@@ -47,7 +66,8 @@ def for_turn(structure: Mapping[str, Any] | None, tools: Mapping[str, object]) -
     while name in tools:
         number += 1
         name = f"{FINAL_ANSWER}_{number}"
-    return Final(name, structure["schema"], structure.get("output_retries") or 0)
+    output = loaded_output(structure.get("output"), structure["schema"])
+    return Final(name, structure["schema"], structure.get("output_retries") or 0, output)
 
 
 def offer(

@@ -65,7 +65,7 @@ class Loop:
             if not asked:
                 break
         if self.final is not None and not waiting:
-            raise NoFinalAnswer(self.final.name)
+            raise NoFinalAnswer(self.final.name, len(turn.draft.refused) + 1)
         return None, waiting
 
     # --- what it works with -----------------------------------------------------------------------
@@ -296,7 +296,8 @@ class Loop:
         """
         turn = self.turn
         self._is_over(finish)
-        self.output, error = final.look_at(turn.answer.final)
+        asked_by_now = len(turn.draft.refused) + 1
+        self.output, error = final.look_at(turn.answer.final, turn.hooks.ask, asked_by_now)
         if error is not None and (
             len(turn.draft.refused) >= final.retries or turn.steps >= self.plan.max_steps
         ):

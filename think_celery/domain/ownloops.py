@@ -70,7 +70,7 @@ class OwnLoop:
             self._end()
         if final is None:
             return None
-        output, error = final.look_at(self._final_call)
+        output, error = final.look_at(self._final_call, turn.hooks.ask)
         if error is not None:
             raise error
         return output

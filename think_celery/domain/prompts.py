@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from think_celery import schemas, serialization
+from think_celery.classes import name_if_loaded
 from think_celery.domain import hooks, inbox, submissions
 from think_celery.domain.declared import check_output
 from think_celery.domain.journal import Asked, Failure, own_failure
@@ -128,7 +129,7 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
     rt, workflow = replay.rt, replay.workflow
     agent = rt.make_agent(replay.agent.agent_class, replay.agent.name)
     _check_budget(ready, agent)
-    check_output(agent, getattr(ready.output, "__name__", repr(ready.output)), ready.schema)
+    check_output(agent, schemas.type_text(ready.output), ready.schema)
     fingerprint = _fingerprint(agent, ready)
     metadata = {
         "workflow": workflow.workflow,
@@ -150,6 +151,7 @@ def _submit(replay: Replay, asked: Asked, ready: Prompt) -> str:
                 "schema": ready.schema,
                 "max_steps": ready.max_steps,
                 "output_retries": ready.output_retries,
+                "output": name_if_loaded(ready.output),
             },
             waiting=submissions.Waiting(
                 workflow_key=workflow.key, run=replay.run, event_type=ready.event_type

@@ -115,12 +115,14 @@ class ThinkWorkflowStep:
 
         The agent takes a full turn: it may use its tools, and gives the answer through one more tool, which
         carries the JSON Schema of *output*. The workflow waits without a worker. The answer is validated in
-        the turn and here again.
+        the turn, and here again with the type of today.
 
         Args:
             name: What the prompt is called; once a run, for it makes the submission's idempotency key.
             prompt: The message (or messages) to answer.
-            output: A pydantic model, a dataclass or a TypedDict.
+            output: A pydantic model, a dataclass or a TypedDict. Define it at the top of a module that the workers
+                import: then the turn checks answers with its validators, too. Of a type that the turn's process
+                does not have, the turn checks the JSON Schema, and the rest is found only here.
             timeout: How long to wait; ``None``: for ever.
             key: What tells prompts of one name apart, in a loop.
             cancel_on_timeout: Whether the turn is cancelled when the time is up, or left to go on.
@@ -132,7 +134,7 @@ class ThinkWorkflowStep:
             UnsupportedSchema: JSON Schema can't express *output*; nothing was submitted.
             DuplicateStep: This run has prompted under that name (and key) before.
             ThinkPromptAbortedError, ThinkPromptSkippedError: The turn was cancelled, or its conversation reset.
-            ThinkPromptValidationError: The answer does not fit.
+            ThinkPromptValidationError: The answer does not fit; the error names the paths.
             ThinkPromptTimeoutError: The time is up.
             ThinkPromptError: The turn ended in error, or otherwise without an answer.
         """

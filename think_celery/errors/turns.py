@@ -51,29 +51,37 @@ class ModelAborted(ModelError):
 class NoFinalAnswer(TurnError):
     """A structured turn ended without the call that carries its answer."""
 
-    def __init__(self, tool_name: str) -> None:
-        super().__init__(tool_name)
-        self.tool_name = tool_name
+    def __init__(self, tool_name: str, asked: int | None = None) -> None:
+        super().__init__(tool_name, asked)
+        self.tool_name, self.asked = tool_name, asked
 
     def __str__(self) -> str:
         return (
-            f"Model ended the turn without calling the {self.tool_name} tool. The model must be able to call tools "
-            "while streaming and to obey a required tool choice; another model may be needed."
+            f"Model ended the turn without calling the {self.tool_name} tool{_asked(self.asked)}. The model must be "
+            "able to call tools while streaming and to obey a required tool choice; another model may be needed."
         )
 
 
 class InvalidFinalAnswer(TurnError):
     """The arguments of the final answer do not fit its schema."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__(tuple(problems))
-        self.problems = tuple(problems)
+    def __init__(self, problems: Sequence[str], asked: int | None = None) -> None:
+        super().__init__(tuple(problems), asked)
+        self.problems, self.asked = tuple(problems), asked
 
     def __str__(self) -> str:
         return (
-            f"The model's final answer does not fit its schema: {'; '.join(self.problems)}. It is never repaired "
-            "silently: describe the fields better, or loosen the output type."
+            f"The model's final answer does not fit the output type{_asked(self.asked)}: {'; '.join(self.problems)}. "
+            "It is never repaired silently: describe the fields better, or loosen the output type."
         )
+
+
+def _asked(times: int | None) -> str:
+    if times is None:
+        return ""
+    if times == 1:
+        return " (it was asked once; step.prompt(output_retries=…) lets it answer again)"
+    return f" (it was asked {times} times, as often as output_retries and max_steps allow)"
 
 
 class NothingToAnswer(TurnError):
