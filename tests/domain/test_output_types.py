@@ -287,7 +287,9 @@ class TestWhichTypeDecides:
         t.run_until_idle()
 
         assert "v: Value error, not new" in str(model.requests[1].messages)
-        assert str(DESK.inspect_submission(row.id).status) == "completed"
+        done = DESK.inspect_submission(row.id)
+        assert done is not None
+        assert str(done.status) == "completed"
 
     @pytest.mark.parametrize(
         "stored", ["no.such.module:Day", f"{__name__}:Nothing", f"{__name__}:CASES", "x"]
