@@ -59,6 +59,8 @@ class Growing:
         """The frame. From now on it takes nothing."""
         with self._lock:
             self._closed = True
+        if len(self._texts) == 1:
+            return self._frame
         event = {**self._frame.event, "delta": "".join(self._texts)}
         return replace(self._frame, n=self._n, event=event)
 
@@ -216,6 +218,8 @@ class _Run:
         return True
 
     def as_frame(self) -> Frame:
+        if len(self.texts) == 1:
+            return self.frame
         event = {**self.frame.event, self.field: "".join(self.texts)}
         return replace(self.frame, n=self.n, event=event)
 
