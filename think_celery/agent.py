@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from think_celery.agentchecks import is_property
 from think_celery.agenthandle import check_count
 from think_celery.chatagent import ChatAgent
 from think_celery.domain.declared import check_tools
+from think_celery.errors import InvalidValue
 from think_celery.protocols import Models
 from think_celery.tools import Tool
 from think_celery.turnhooks import (
@@ -48,6 +50,12 @@ class Think(ChatAgent, abstract=True):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register the class, as every agent's is; its model object may refuse its ``@tool`` methods."""
         check_count(cls, "max_steps", "how many times the model may be asked in one turn")
+        prompt: object = cls.system_prompt
+        if not isinstance(prompt, str | None) and not is_property(prompt):
+            raise InvalidValue(
+                f"{cls.__name__}.system_prompt is a {type(prompt).__name__}: it must be a text. One that is worked out "
+                "for each turn is what get_system_prompt(self) returns."
+            )
         check_tools(cls)
         super().__init_subclass__(**kwargs)
 
@@ -66,7 +74,10 @@ class Think(ChatAgent, abstract=True):
         return self.system_prompt
 
     def get_tools(self) -> Sequence[Callable[..., Any] | Tool]:
-        """Further tools: functions, decorated or not, or ``Tool`` objects. ``@tool`` methods need no mention."""
+        """Further tools: functions, decorated or not, or ``Tool`` objects. ``@tool`` methods need no mention.
+
+        ``None`` is the same as none of them.
+        """
         return ()
 
     # --- decisions on the way: what they raise ends the turn in error -----------------------------

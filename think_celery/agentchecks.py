@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from think_celery.errors import InvalidClass
+from think_celery import serialization
+from think_celery.errors import InvalidClass, NotSerializable
 from think_celery.names import MisspeltName
 from think_celery.tools import is_tool, may_wait
 
@@ -107,6 +108,24 @@ def refuse_shadows(cls: type) -> None:
                 f"its {name} is a {type(value).__name__}, and {name} is a method",
                 f"Write def {name}(self, …), or give it another name.",
             )
+
+
+def check_first_state(cls: Any) -> None:
+    """Refuse a class whose ``initial_state`` can't be stored.
+
+    Not for what another process imports as another module, nor for a value of a class inside this one, which has
+    no name to be found by yet.
+
+    Raises:
+        NotSerializable: It can't.
+    """
+    if is_property(cls.initial_state) or cls.__module__ == "__main__":
+        return
+    try:
+        serialization.dumps(cls.initial_state, what=f"{cls.__name__}.initial_state")
+    except NotSerializable as error:
+        if f"{cls.__module__}.{cls.__qualname__}." not in error.problem:
+            raise
 
 
 def is_property(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """An agent's state, and what it tells its listeners beside its turns."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+from think_celery.agentchecks import check_first_state
 from think_celery.agenthandle import AgentHandle
 from think_celery.domain import agents
 
@@ -13,6 +14,11 @@ class AgentState(AgentHandle, abstract=True):
     initial_state: ClassVar[Any] = {}
     _hooks: ClassVar[tuple[str, ...]] = ("on_state_changed",)
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Register the class, as every agent's is."""
+        check_first_state(cls)
+        super().__init_subclass__(**kwargs)
+
     @property
     def state(self) -> Any:
         """The agent's state, read afresh: a copy, so changing it changes nothing. Store it with :meth:`update_state`.
@@ -21,6 +27,13 @@ class AgentState(AgentHandle, abstract=True):
         and pydantic models and dataclasses that can be imported.
         """
         return agents.get_state(self._rt, self._ref, self.initial_state)
+
+    @state.setter
+    def state(self, state: NoReturn) -> None:
+        raise AttributeError(
+            f"the state of {self!r} can't be assigned. Call set_state(…) to store one, or update_state(function) to "
+            "change what is there."
+        )
 
     def set_state(self, state: Any) -> None:
         """Store the state, whatever it was before, and tell listeners and :meth:`on_state_changed`.

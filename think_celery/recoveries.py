@@ -43,6 +43,15 @@ class Recovery:
     resume: bool = True
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("persist", "resume"):
+            given: object = getattr(self, name)
+            if not isinstance(given, bool):
+                raise InvalidValue(f"Recovery({name}={given!r}): it must be True or False.")
+        reason: object = self.reason
+        if not isinstance(reason, str | None):
+            raise InvalidValue(f"Recovery.reason is a {type(reason).__name__}: it must be a text, or None.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryLimits:

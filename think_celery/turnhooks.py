@@ -116,6 +116,8 @@ class StepConfig:
     provider_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        _check_system(self)
+        _check_messages(self)
         _check_names(self, "active_tools")
         _check_choice(self)
         _check_number(self, "temperature", whole=False, least=0)
@@ -141,6 +143,9 @@ class TurnConfig(StepConfig):
     def __post_init__(self) -> None:
         super(TurnConfig, self).__post_init__()  # a class with slots is made twice, so not `super()`
         _check_number(self, "max_steps", whole=True, least=1)
+        given: object = self.tools
+        if not isinstance(given, Iterable) or isinstance(given, str):
+            _refuse(self, "tools", "a list of functions or Tool objects")
         if not all(callable(each) for each in self.conditions):
             raise InvalidValue(
                 "TurnConfig.stop_when must be functions of the steps so far that return a bool."
@@ -330,6 +335,20 @@ class ChatContext(TurnInfo):
 
 
 # --- checks ---------------------------------------------------------------------------------------
+
+
+def _check_system(config: StepConfig) -> None:
+    given: object = config.system
+    if not isinstance(given, str | None):
+        _refuse(config, "system", "a text")
+
+
+def _check_messages(config: StepConfig) -> None:
+    given: object = config.messages
+    if given is None:
+        return
+    if not isinstance(given, Sequence) or not all(isinstance(each, UIMessage) for each in given):
+        _refuse(config, "messages", "a list of UIMessage, such as some of ctx.messages")
 
 
 def _check_names(config: StepConfig, name: str) -> None:

@@ -8,7 +8,7 @@ from think_celery.domain.advance import WorkflowEvent
 from think_celery.domain.steps import ThinkWorkflowStep
 from think_celery.domain.waits import Approval
 from think_celery.durations import Duration
-from think_celery.errors import AsyncNotSupported, InvalidValue
+from think_celery.errors import AsyncNotSupported, InvalidClass, InvalidValue
 from think_celery.ids import AgentRef
 from think_celery.names import check_name
 from think_celery.runtime import Runtime, workflow_classes
@@ -36,9 +36,13 @@ class ThinkWorkflow(Generic[Agent, Params]):
     version: ClassVar[str] = "1"
     queue: ClassVar[str | None] = None
     agent: Agent
+    _abstract: ClassVar[bool] = True
 
-    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
-        """Register the class under its own name, or under *name*: the one that rows and Flower carry."""
+    def __init_subclass__(cls, *, name: str | None = None, abstract: bool = False, **kwargs: Any) -> None:
+        """Register the class under its own name, or under *name*: the one that rows and Flower carry.
+
+        An *abstract* one is a base of workflows and no workflow by itself.
+        """
         super().__init_subclass__(**kwargs)
         cls.workflow_name = name or cls.__name__
         if not _NAME.fullmatch(cls.workflow_name):
@@ -55,6 +59,16 @@ class ThinkWorkflow(Generic[Agent, Params]):
             )
         if inspect.iscoroutinefunction(cls.run) or inspect.isasyncgenfunction(cls.run):
             raise AsyncNotSupported(f"{cls.__name__}.run")
+        cls._abstract = abstract
+        if abstract:
+            return
+        if cls.run is ThinkWorkflow.run:
+            raise InvalidClass(
+                cls.__name__,
+                "it has no run(self, event, step)",
+                "Write one; or, if it is a base of other workflows, say so: "
+                f"class {cls.__name__}(ThinkWorkflow, abstract=True).",
+            )
         workflow_classes.add(cls.workflow_name, cls)
 
     @classmethod

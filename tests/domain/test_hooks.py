@@ -23,6 +23,7 @@ from tests.domain.talk import (
     talker,
 )
 from think_celery import (
+    ChatAgent,
     ForcedTool,
     StepConfig,
     ToolCallDecision,
@@ -163,7 +164,7 @@ class TestOrder:
         async def late(self: Any, *told: Any) -> None: ...
 
         with pytest.raises(AsyncNotSupported, match=rf"Late\.{hook}.*async_to_sync"):
-            type("Late", (Think,), {hook: late})
+            type("Late", (ChatAgent if hook == "on_chat_message" else Think,), {hook: late})
 
     def test_each_is_told_of(self) -> None:
         """A hook that is added is documented."""
@@ -291,6 +292,10 @@ class TestBeforeTurn:
             {"headers": []},
             {"provider_options": {1: 2}},
             {"stop_when": [3]},
+            {"messages": "Hello"},
+            {"messages": [{"role": "user"}]},
+            {"system": 3},
+            {"tools": 3},
             {"stop_when": 3},
         ],
     )
@@ -405,7 +410,7 @@ class TestBeforeStep:
 
         done = ask(quick, agent)
 
-        assert done.status == (COMPLETED if isinstance(config, TurnConfig) else ERROR)
+        assert (done.status, "Talker.before_step" in done.error) == (ERROR, True)
 
 
 class TestToolCalls:

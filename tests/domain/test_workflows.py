@@ -217,17 +217,6 @@ class TestClasses:
             class Versioned(ThinkWorkflow):  # type: ignore[type-arg]
                 version = 2  # type: ignore[assignment]
 
-    def test_a_run_that_was_not_written(self, quick: ThinkTest):
-        """The error says which method to write."""
-
-        class Empty(ThinkWorkflow):  # type: ignore[type-arg]
-            pass
-
-        DESK.run_workflow(Empty, workflow_id="w1")
-        quick.run_until_idle()
-
-        assert "run(self, event, step)" in quick.workflow(Empty, "w1").error
-
 
 class TestKnocks:
     def test_a_knock_names_the_run_and_its_wake(self, t: ThinkTest):

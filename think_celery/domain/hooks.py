@@ -1,6 +1,6 @@
 """Calls of the methods that users' agents override: those that decide, and those that react."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from think_celery.domain import calls, reactions
@@ -64,8 +64,10 @@ class Hooks:
             raise ModelAborted(f"{hook} did not return in time and was given up")
         return result
 
-    def config(self, hook: str, kind: type[T], *told: Any) -> T | None:
+    def config(self, hook: str, kind: type[T], *told: Any, unlike: tuple[type, ...] = ()) -> T | None:
         """The same of a hook that answers with one of *kind*, or with ``None``; ``None`` if it is not overridden.
+
+        One of *kind* that is also one of *unlike* would be half ignored, so it is refused, too.
 
         Raises:
             InvalidValue: It answered with something else.
@@ -73,7 +75,7 @@ class Hooks:
         if self.agent is None or not self.has(hook):
             return None
         given = self.decide(hook, *told)
-        if given is None or isinstance(given, kind):
+        if given is None or (isinstance(given, kind) and not isinstance(given, unlike)):
             return given
         raise InvalidValue(
             f"{self.agent.agent_class}.{hook} returned a {type(given).__name__}. "
@@ -107,7 +109,7 @@ def resolve(rt: Runtime, agent_class: str, given: Models, position: int = 0) -> 
     """
     if rt.stand_in is not None and (given is None or isinstance(given, str)):
         given = rt.stand_in(agent_class)
-    models = Lineup(rt, given or rt.settings.model, position)
+    models = Lineup(rt, rt.settings.model if given is None else given, position)
     _ = models.model
     return models
 
@@ -129,6 +131,29 @@ def all_tools(agent: AgentHooks, hooks: Hooks | None = None) -> Sequence[Tool]:
 
     Raises:
         InvalidTool: One can't be a tool, or two have one name.
+        InvalidValue: What ``get_tools()`` returned is no list; ``None`` is one without any.
     """
-    further = agent.get_tools() if hooks is None else hooks.decide("get_tools")
+    further: Any = agent.get_tools() if hooks is None else hooks.decide("get_tools")
+    if further is None:
+        further = ()
+    if not isinstance(further, Iterable) or isinstance(further, str | Mapping):
+        raise _unfit(
+            agent, "get_tools", further, "a list of functions or Tool objects, or None for no further ones"
+        )
     return as_tools([*tools_of(agent), *further])
+
+
+def system_prompt(agent: AgentHooks, hooks: Hooks) -> str | None:
+    """The agent's system prompt.
+
+    Raises:
+        InvalidValue: It is no text.
+    """
+    given = hooks.decide("get_system_prompt")
+    if not isinstance(given, str | None):
+        raise _unfit(agent, "get_system_prompt", given, "a text, or None for no system prompt")
+    return given
+
+
+def _unfit(agent: AgentHooks, hook: str, given: object, wanted: str) -> InvalidValue:
+    return InvalidValue(f"{agent.agent_class}.{hook} returned a {type(given).__name__}. Return {wanted}.")

@@ -60,4 +60,11 @@ def in_order(given: Models) -> Sequence[str | Model]:
         return [given]
     if not given:
         raise NoModel(None, "the list of models is empty. Name one, or return None for think_model.")
+    for at, each in enumerate(given):
+        if not (isinstance(each, str) or callable(getattr(each, "stream", None))):
+            raise NoModel(
+                None,
+                f"item {at} of the list that get_model returned (or of model) is a {type(each).__name__}, neither a "
+                "name such as openai/gpt-5-mini nor a model object.",
+            )
     return given

@@ -82,7 +82,7 @@ class Loop:
             turn.answer.parts = continuations.resumed(turn.answer.parts, self.approved, place.steps_before)
         all_made = place.continues in (None, place.message_id) or self._finish_calls_of(place.continues)
         self.models, no_model = self._own_models()
-        system, transcript = asking.decide("get_system_prompt"), turn.history()
+        system, transcript = hooks.system_prompt(self.agent, asking), turn.history()
         max_steps = structure.get("max_steps") or self.agent.max_steps
         config = self._before_turn(system, transcript, tools, max_steps)
         tools = as_tools([*tools, *config.tools])
@@ -225,7 +225,7 @@ class Loop:
             tool_choice=request.tool_choice,
             **turn.about,
         )
-        config = turn.hooks.config("before_step", StepConfig, told)
+        config = turn.hooks.config("before_step", StepConfig, told, unlike=(TurnConfig,))
         if config is None:
             return None, request
         agent_class, model = self.agent.agent_class, None

@@ -138,7 +138,15 @@ class Turn(TurnState):
         if self.hooks.has("on_chat_error"):
             told = ChatErrorContext(partial=self.draft.message(), **self.about)
             other = self.hooks.react("on_chat_error", error, told)
-            error = other if isinstance(other, BaseException) else error
+            if isinstance(other, BaseException):
+                error = other
+            elif other is not None:
+                logger.error(
+                    "on_chat_error of submission %s returned a %s, which is no exception; the error that it was told "
+                    "of stands",
+                    self.row.id,
+                    type(other).__name__,
+                )
         return self._finish(SubmissionStatus.ERROR, error=error)
 
     def _finish(

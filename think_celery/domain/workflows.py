@@ -73,6 +73,10 @@ def start(
     if on_conflict not in ("return", "raise"):
         raise InvalidValue(f'on_conflict={on_conflict!r}: it must be "return" or "raise".')
     name = name_of(workflow)
+    if getattr(workflow, "_abstract", False):
+        raise InvalidValue(
+            f"{name} is a base of workflows and none by itself. Pass a class that subclasses it."
+        )
     cls = workflow_classes.get(name)
     ref = reference(name, workflow_id if workflow_id is not None else f"wf_{new_id().replace('-', '')}")
     given = {} if params is None else params
