@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, field_validator
 
 from tests.domain.flows import flow, worker
 from tests.domain.talk import (
@@ -43,6 +44,17 @@ class Label:
 
 
 DONE = Finish("stop", "end_turn", Usage(1, 2, 3))
+
+
+class Short(BaseModel):
+    v: str
+
+    @field_validator("v")
+    @classmethod
+    def short(cls, v: str) -> str:
+        if len(v) > 3:
+            raise ValueError("longer than 3")
+        return v
 
 
 def chatter(answer: Any, **attributes: Any) -> type[ChatAgent]:
@@ -209,6 +221,23 @@ class TestPrompts:
         t.run_until_idle()
 
         assert agent.get_workflow(workflow_id).output == "x"
+
+    def test_an_answer_that_only_the_type_refuses(self, quick: ThinkTest) -> None:
+        """Is refused in the turn; of retries, which such a loop has none of, nothing is said."""
+        agent = chatter(lambda ctx: [ToolCallComplete(0, "c", ctx.final_answer.name, '{"v": "long"}'), DONE])(
+            "a"
+        )
+
+        def run(event: Any, step: Any) -> str:
+            return str(step.prompt("p", prompt="Label it", output=Short).v)
+
+        workflow_id = agent.run_workflow(flow(run), {})
+        quick.run_until_idle()
+        (turn,) = agent.list_submissions()
+
+        assert (turn.status, turn.error_type) == (ERROR, "InvalidFinalAnswer")
+        assert "does not fit the output type: v: Value error, longer than 3." in str(turn.error)
+        assert agent.get_workflow(workflow_id).error_type == "ThinkPromptValidationError"
 
     def test_it_is_asked_once(self, quick: ThinkTest) -> None:
         """Answers that are given again are the loop's own business; the step says so before anything is asked."""
