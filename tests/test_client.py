@@ -3,16 +3,19 @@
 import pytest
 
 import think_celery
+from tests.domain.till import Till
 from think_celery import Think, ThinkWorkflow, current
 from think_celery.errors import (
     AmbiguousWorkflow,
+    InteractionMismatch,
+    InteractionNotFound,
     NotConfigured,
     NotSerializable,
     SubmissionNotFound,
     TurnStillRunning,
     WorkflowNotFound,
 )
-from think_celery.providers.scripted import FunctionModel, say
+from think_celery.providers.scripted import FunctionModel, call, say
 from think_celery.runtime import set_current
 from think_celery.testing import think_test
 
@@ -157,3 +160,90 @@ def test_a_process_that_is_not_set_up_says_so():
             think_celery.current()
     finally:
         set_current(before)
+
+
+class TestCallsThatWait:
+    """An inbox over all agents: what waits, whose it is, and deciding on it by its id alone."""
+
+    @pytest.fixture
+    def inbox(self, t):
+        till = Till()
+        agents = [till.agent("a"), till.agent("b")]
+        t.script(
+            "Talker",
+            *[call("pay", {"euros": 5}, tool_call_id="same"), call("pay", {"euros": 6}, tool_call_id="same")],
+            say("A."),
+        )
+        for agent in agents:
+            agent.submit_messages("Pay")
+            t.run_until_idle()
+            t.skip("1 minute")
+        return till
+
+    def test_all_of_them_with_their_agents(self, t, inbox):
+        """Oldest first, or newest first; so many, and of one class, if that is asked for."""
+        oldest = current().pending_interactions()
+
+        assert [(each.agent.agent_class, each.agent.name, each.input) for each in oldest] == [
+            ("Talker", "a", {"euros": 5}),
+            ("Talker", "b", {"euros": 6}),
+        ]
+        assert current().pending_interactions(newest_first=True, limit=1) == oldest[1:]
+        assert current().pending_interactions(agent_class="Talker") == oldest
+        assert current().pending_interactions(agent_class=Keeper) == []
+        assert (oldest[0].to_dict()["agentClass"], oldest[0].to_dict()["agentName"]) == ("Talker", "a")
+        with pytest.raises(ValueError, match="limit"):
+            current().pending_interactions(limit=0)
+
+    def test_are_decided_on_by_their_id(self, t, inbox):
+        """The id of an interaction is unique, whatever ids models gave their calls; each is decided once."""
+        first, second = current().pending_interactions()
+
+        assert first.tool_call_id == second.tool_call_id
+        assert current().approve_tool_call(second.interaction_id, "fine").taken is True
+        assert current().reject_tool_call(second.interaction_id, "too late").status == "approved"
+        t.run_until_idle()
+        assert inbox.paid == [6]
+        assert current().pending_interactions() == [first]
+        with pytest.raises(InteractionMismatch):
+            current().provide_tool_result(first.interaction_id, "no")
+        with pytest.raises(InteractionNotFound, match="interaction_id says which"):
+            current().approve_tool_call(first.tool_call_id)
+
+    def test_agents_take_that_id_too(self, t, inbox):
+        """An agent takes the call's id or the interaction's, but of none of another agent's."""
+        first, second = current().pending_interactions()
+
+        with pytest.raises(InteractionNotFound, match="Talker"):
+            inbox.agent("a").approve_tool_call(second.interaction_id)
+        assert inbox.agent("a").approve_tool_call(first.interaction_id).taken is True
+
+    def test_a_clients_tool_is_answered(self, t):
+        """The same for a call that a client answers."""
+        agent = Till().agent()
+        t.script(agent, call("locate"), say("There."))
+        agent.save_messages("Where?")
+        (waits,) = current().pending_interactions()
+
+        assert current().provide_tool_result(waits.interaction_id, {"city": "Rome"}).taken is True
+        t.run_until_idle()
+        assert agent.messages[-1].text.endswith("There.")
+
+
+class TestEndedRuns:
+    def test_who_decides_or_sends_too_late_is_told(self, t):
+        """A run that has ended takes nothing: no error, but false; one that waits says true."""
+        agent = Keeper("a")
+        run = agent.run_workflow(Permit, {}, workflow_id="p1")
+        t.run_until_idle()
+
+        assert agent.approve_workflow(run, "ok") is True
+        t.run_until_idle()
+        assert current().get_workflow(run).output == ["ok", None]
+        assert agent.approve_workflow(run) is False
+        assert agent.reject_workflow(run, "no") is False
+        assert current().approve_workflow(run) is False
+        assert current().reject_workflow(run) is False
+        assert agent.send_workflow_event(Permit, run, type="go") is False
+        assert current().send_workflow_event(run, type="go") is False
+        assert agent.send_workflow_event(Permit, "to-come", type="go") is True

@@ -28,7 +28,7 @@ class AgentInteractions(AgentHandle, abstract=True):
         other call of the same answer waits any more. Then the model goes on. Joins the caller's transaction.
 
         Args:
-            tool_call_id: Which call.
+            tool_call_id: Which call: its id, or its ``interaction_id``.
             reason: A note of yours, kept with the call.
 
         Raises:
@@ -54,7 +54,7 @@ class AgentInteractions(AgentHandle, abstract=True):
         The first answer counts. The model goes on with it when no other call of the same answer waits any more.
 
         Args:
-            tool_call_id: Which call.
+            tool_call_id: Which call: its id, or its ``interaction_id``.
             output: What the client's tool returned: anything that a tool may return.
             error: Why it failed, in place of an output; the model is told.
 

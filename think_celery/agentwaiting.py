@@ -27,6 +27,8 @@ class AgentWaiting(AgentHandle, abstract=True):
         self,
         messages: Messages | Callable[[list[UIMessage]], Messages],
         *,
+        idempotency_key: str | None = None,
+        metadata: dict[str, Any] | None = None,
         timeout: Duration | None = None,
         signal: AbortSignal | None = None,
     ) -> SaveMessagesResult:
@@ -41,6 +43,10 @@ class AgentWaiting(AgentHandle, abstract=True):
                 is to be added. Messages that are there already are context, the others are added. Where the
                 conversation has gone on before the turn begins, the function is called again; so it must be safe to
                 repeat.
+            idempotency_key: Your own name for this job, as for :meth:`submit_messages`: a repeat asks for no other
+                turn, but waits for the first one's end and returns its result. Not with a function.
+            metadata: JSON of yours, kept with the submission and never sent to the model; hooks have it as
+                ``ctx.metadata``.
             timeout: How long to wait; ``None``: as long as it takes.
             signal: An ``AbortController().signal``: when it comes, the turn is cancelled, and its partial text kept.
 
@@ -48,14 +54,26 @@ class AgentWaiting(AgentHandle, abstract=True):
             TurnStillRunning: The time is up. The turn goes on; its id is in the error.
             NestedTurn: Called in a turn that would wait for itself, such as in a tool of the same agent.
             InsideTransaction: Called inside a joined transaction.
-            EmptySubmission, InvalidMessage, PayloadTooLarge: As for :meth:`submit_messages`.
+            EmptySubmission, InvalidMessage, PayloadTooLarge: As for :meth:`submit_messages`; so are ValueError,
+                TypeError and NotSerializable for an unfit key or metadata.
         """
         return saves.save(
-            self._rt, self._ref, messages, timeout=timeout, signal=signal, queue=self._celery_queue
+            self._rt,
+            self._ref,
+            messages,
+            idempotency_key=idempotency_key,
+            metadata=metadata,
+            timeout=timeout,
+            signal=signal,
+            queue=self._celery_queue,
         )
 
     def continue_last_turn(
-        self, *, timeout: Duration | None = None, signal: AbortSignal | None = None
+        self,
+        *,
+        metadata: dict[str, Any] | None = None,
+        timeout: Duration | None = None,
+        signal: AbortSignal | None = None,
     ) -> SaveMessagesResult:
         """Let the model go on with its last answer, in the same message, and return when that is stored.
 
@@ -64,14 +82,21 @@ class AgentWaiting(AgentHandle, abstract=True):
         answer has tool calls which wait for somebody, the result's ``status`` is ``skipped``, and ``error`` says why.
 
         Args:
+            metadata: JSON of yours, as for :meth:`save_messages`.
             timeout: How long to wait; ``None``: as long as it takes.
             signal: An ``AbortController().signal``: when it comes, the turn is cancelled, and its partial text kept.
 
         Raises:
             TurnStillRunning, NestedTurn, InsideTransaction: As for :meth:`save_messages`.
+            TypeError, NotSerializable, PayloadTooLarge: The metadata is no dict, no JSON, or too large.
         """
         return saves.continue_last(
-            self._rt, self._ref, timeout=timeout, signal=signal, queue=self._celery_queue
+            self._rt,
+            self._ref,
+            metadata=metadata,
+            timeout=timeout,
+            signal=signal,
+            queue=self._celery_queue,
         )
 
     def wait_for_submission(self, submission_id: str, timeout: Duration | None = None) -> Submission:
@@ -88,9 +113,11 @@ class AgentWaiting(AgentHandle, abstract=True):
         return as_submission(self._rt, wait.end_of(submission_id))
 
     def wait_until_stable(self, timeout: Duration | None = None) -> bool:
-        """Wait until no turn of this agent runs or waits, and no tool call waits for a client or an approval.
+        """Wait until no turn of this agent runs or waits, no hook after one is in progress, and no tool call waits.
 
-        True at once if that is so, else as soon as it is; False when *timeout* is over.
+        (A call that waits is one for a client or an approval.) True at once if that is so, else as soon as it is; False
+        when *timeout* is over. So it waits for the whole chain where :meth:`on_chat_response` asks for more turns. In
+        that hook itself it runs what else there is, and does not wait for the hook.
 
         Raises:
             NestedTurn: Called in a turn of this agent, without a timeout: it would wait for itself.

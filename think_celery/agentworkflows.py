@@ -57,8 +57,10 @@ class AgentWorkflows(AgentHandle, abstract=True):
         type: str,
         payload: Any = None,
         idempotency_key: str | None = None,
-    ) -> None:
+    ) -> bool:
         """Send an event to a workflow; one that comes before its wait, or before its run, is kept.
+
+        False says that its run has ended: nobody will take it.
 
         Args:
             workflow: The workflow class, or its registered name.
@@ -72,7 +74,7 @@ class AgentWorkflows(AgentHandle, abstract=True):
             ValueError: *type* or *idempotency_key* is not 1 to 200 printable characters, or begins with ``think-``;
                 or no workflow can have that name or id.
         """
-        workflows.send_event(
+        return workflows.send_event(
             self._rt,
             workflows.reference(workflow, workflow_id),
             type=type,
@@ -83,12 +85,14 @@ class AgentWorkflows(AgentHandle, abstract=True):
     def approve_workflow(
         self,
         workflow_id: str,
-        *,
         reason: str | None = None,
+        *,
         metadata: dict[str, Any] | None = None,
         workflow: type[ThinkWorkflow[Any, Any]] | str | None = None,
-    ) -> None:
+    ) -> bool:
         """Approve what a workflow waits for; a decision that comes before its wait is kept.
+
+        False says that its run has ended: nobody will take it.
 
         Args:
             workflow_id: The run's id.
@@ -98,20 +102,22 @@ class AgentWorkflows(AgentHandle, abstract=True):
 
         Raises what :meth:`get_workflow` raises, and TypeError, NotSerializable or PayloadTooLarge for unfit arguments.
         """
-        runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
+        return runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
 
     def reject_workflow(
         self,
         workflow_id: str,
-        *,
         reason: str | None = None,
+        *,
         workflow: type[ThinkWorkflow[Any, Any]] | str | None = None,
-    ) -> None:
+    ) -> bool:
         """Reject what a workflow waits for: its wait raises ``WorkflowRejectedError`` with this *reason*.
+
+        False says that its run has ended: nobody will take it.
 
         Raises what :meth:`get_workflow` raises, and TypeError for an unfit reason.
         """
-        runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
+        return runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
 
     def get_workflow(
         self, workflow_id: str, *, workflow: type[ThinkWorkflow[Any, Any]] | str | None = None

@@ -3,7 +3,10 @@
 from typing import Any
 
 from think_celery import runtime
-from think_celery.domain import runs, submissions, waiting
+from think_celery.chatagent import ChatAgent
+from think_celery.domain import decisions, interactions, runs, submissions, waiting
+from think_celery.domain.decisions import InteractionResult
+from think_celery.domain.interactions import PendingInteraction
 from think_celery.domain.receipts import Submission, as_submission
 from think_celery.domain.runs import WorkflowRun
 from think_celery.durations import Duration
@@ -55,6 +58,56 @@ class ThinkClient:
         cancel = submissions.intend_to_cancel if if_interrupted else submissions.cancel_by_id
         return cancel(self._rt, submission_id, reason)
 
+    # --- calls that wait --------------------------------------------------------------------------
+
+    def pending_interactions(
+        self,
+        *,
+        agent_class: type[ChatAgent] | str | None = None,
+        newest_first: bool = False,
+        limit: int = 100,
+    ) -> list[PendingInteraction]:
+        """The tool calls of all agents that wait for an approval or for a client's answer, oldest first.
+
+        Args:
+            agent_class: Only those of this class, or of the class of this name.
+            newest_first: The other way round.
+            limit: How many at most.
+
+        Raises:
+            ValueError: *limit* is no whole number between 1 and 1000.
+            TypeError: *agent_class* is neither an agent class nor a name.
+        """
+        return interactions.pending_of_all(
+            self._rt, agent_class=agent_class, newest_first=newest_first, limit=limit
+        )
+
+    def approve_tool_call(self, interaction_id: str, reason: str | None = None) -> InteractionResult:
+        """Let a tool call run that needs an approval, whosever it is: see the agent's method of this name.
+
+        Raises:
+            InteractionNotFound: There is none of that ``interaction_id``.
+            InteractionMismatch: A client answers the call, or it was changed since.
+            TypeError: *reason* is no text.
+        """
+        return decisions.approve(self._rt, None, interaction_id, reason=reason)
+
+    def reject_tool_call(self, interaction_id: str, reason: str | None = None) -> InteractionResult:
+        """Let a tool call not run that needs an approval. Raises what :meth:`approve_tool_call` raises."""
+        return decisions.reject(self._rt, None, interaction_id, reason=reason)
+
+    def provide_tool_result(
+        self, interaction_id: str, output: Any = None, *, error: str | None = None
+    ) -> InteractionResult:
+        """Answer a call of a client's tool, whosever it is. Takes and raises what the agent's method of this name does.
+
+        Args:
+            interaction_id: Which call; see :meth:`pending_interactions`.
+            output: What the client's tool returned.
+            error: Why it failed, in place of an output.
+        """
+        return decisions.answer(self._rt, None, interaction_id, output=output, error=error)
+
     # --- workflows --------------------------------------------------------------------------------
 
     def get_workflow(self, workflow_id: str, *, workflow: Workflow | None = None) -> WorkflowRun:
@@ -73,22 +126,27 @@ class ThinkClient:
     def approve_workflow(
         self,
         workflow_id: str,
-        *,
         reason: str | None = None,
+        *,
         metadata: dict[str, Any] | None = None,
         workflow: Workflow | None = None,
-    ) -> None:
+    ) -> bool:
         """Approve what a workflow waits for; a decision that comes before its wait is kept.
+
+        False says that its run has ended: nobody will take it.
 
         Raises what :meth:`get_workflow` raises, and TypeError, NotSerializable or PayloadTooLarge for unfit arguments.
         """
-        runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
+        return runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
 
     def reject_workflow(
-        self, workflow_id: str, *, reason: str | None = None, workflow: Workflow | None = None
-    ) -> None:
-        """Reject what a workflow waits for. Raises what :meth:`get_workflow` raises, and TypeError."""
-        runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
+        self, workflow_id: str, reason: str | None = None, *, workflow: Workflow | None = None
+    ) -> bool:
+        """Reject what a workflow waits for; false says that the run has ended, and nobody will take it.
+
+        Raises what :meth:`get_workflow` raises, and TypeError.
+        """
+        return runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
 
     def resume_workflow(self, workflow_id: str, *, workflow: Workflow | None = None) -> bool:
         """Let a workflow go on that is paused, and say whether it was. Raises what :meth:`get_workflow` raises."""
@@ -102,8 +160,10 @@ class ThinkClient:
         payload: Any = None,
         workflow: Workflow | None = None,
         idempotency_key: str | None = None,
-    ) -> None:
+    ) -> bool:
         """Send an event to a workflow; one that comes before its wait is kept.
+
+        False says that its run has ended: nobody will take it.
 
         Args:
             workflow_id: The run's id.
@@ -118,7 +178,7 @@ class ThinkClient:
             NotSerializable, PayloadTooLarge: The payload can't be stored.
             ValueError: *type* or *idempotency_key* is unfit; or no workflow can have that name or id.
         """
-        runs.send_event(
+        return runs.send_event(
             self._rt, workflow_id, workflow, type=type, payload=payload, idempotency_key=idempotency_key
         )
 

@@ -250,10 +250,10 @@ class ThinkTest:
         *,
         type: str,
         payload: Any = None,
-    ) -> None:
+    ) -> bool:
         """Send an event to a workflow, as ``send_workflow_event`` does."""
         reference = workflows.reference(workflow, workflow_id)
-        workflows.send_event(self.rt, reference, type=type, payload=payload)
+        return workflows.send_event(self.rt, reference, type=type, payload=payload)
 
     def workflow(self, workflow: type[ThinkWorkflow[Any, Any]] | str, workflow_id: str) -> WorkflowRun:
         """A workflow as it stands now, as ``get_workflow`` gives it.

@@ -6,6 +6,7 @@ import pytest
 
 from tests.domain.crowd import at_once, clerk, said, transaction, workers
 from tests.domain.talk import talker
+from tests.domain.till import Till
 from think_celery import AbortController, SaveMessagesResult
 from think_celery.domain import conversation, submissions
 from think_celery.domain.work import perform
@@ -13,6 +14,7 @@ from think_celery.errors import (
     EmptySubmission,
     InsideTransaction,
     InvalidDuration,
+    InvalidValue,
     SubmissionNotFound,
     TurnStillRunning,
 )
@@ -365,3 +367,67 @@ def serve(rt, stop):
             stop.wait(0.002)
             continue
         perform(rt, knock)
+
+
+class TestKeysAndMetadata:
+    def test_a_repeat_has_the_first_ones_result(self, t):
+        """A key names a job: the second call asks for no turn, and returns what the first one has got."""
+        agent = talker()("a")
+        model = t.script("Talker", say("once"), say("twice"))
+
+        first = agent.save_messages("Hi", idempotency_key="job-1")
+        again = agent.save_messages("Hi", idempotency_key="job-1")
+
+        assert (again.submission_id, again.text) == (first.submission_id, "once")
+        assert len(model.requests) == 1
+        assert agent.save_messages("Hi", idempotency_key="job-2").text == "twice"
+
+    def test_no_key_with_a_function(self, t):
+        """What a function makes depends on the conversation, so no two calls are the same."""
+        agent = talker()("a")
+
+        with pytest.raises(InvalidValue, match="takes no idempotency_key with a function"):
+            agent.save_messages(lambda messages: [*messages, "Hi"], idempotency_key="job-1")
+        assert agent.list_submissions() == []
+
+    def test_hooks_have_the_metadata(self, t):
+        """It is kept with the submission of each of these calls, and hooks are told of it."""
+        told = []
+        agent = talker(on_chat_response=lambda self, result: told.append(result.metadata))("a")
+        t.script("Talker", say("1"), say("2"), say("3"))
+
+        first = agent.save_messages("Hi", metadata={"by": "Ann"})
+        agent.save_messages(lambda messages: [*messages, "More"], metadata={"by": "Bob"})
+        agent.continue_last_turn(metadata={"by": "Cleo"})
+        t.run_until_idle()
+
+        assert told == [{"by": "Ann"}, {"by": "Bob"}, {"by": "Cleo"}]
+        assert agent.inspect_submission(first.submission_id).metadata == {"by": "Ann"}
+
+
+class TestAResult:
+    def test_says_which_calls_wait(self, t):
+        """The turn is complete, and yet somebody must decide before its answer goes on."""
+        till = Till()
+        agent = till.agent()
+        t.script(agent, call("pay", {"euros": 5}), say("Paid."))
+
+        result = agent.save_messages("Pay Ann")
+
+        (waits,) = result.pending_interactions
+        assert (waits, result.status) == (agent.pending_interactions()[0], "completed")
+        told = result.to_dict()
+        assert told["pendingInteractions"] == [waits.to_dict()]
+        assert (told["submissionId"], told["status"]) == (result.submission_id, "completed")
+        assert told["message"] == result.message.to_dict()
+        assert "errorType" not in told
+
+    def test_of_a_plain_answer(self, t):
+        """Nothing waits, and what is not set is left out."""
+        agent = talker()("a")
+        t.script("Talker", say("ok"))
+
+        result = agent.save_messages("Hi")
+
+        assert result.pending_interactions == []
+        assert sorted(result.to_dict()) == ["message", "requestId", "status", "submissionId"]

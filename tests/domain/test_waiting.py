@@ -7,7 +7,8 @@ from sqlalchemy.exc import OperationalError
 
 from tests.domain.crowd import clerk, in_processes, workers
 from tests.domain.talk import talker
-from think_celery.domain import claims, poller
+from think_celery import Think
+from think_celery.domain import claims, poller, waiting
 from think_celery.domain.waiting import Wait
 from think_celery.errors import NestedTurn, SubmissionNotFound, TurnStillRunning
 from think_celery.protocols import TextDelta
@@ -89,6 +90,20 @@ class TestASubmission:
         assert (result.status, result.text, result.error) == ("aborted", "Half of it", "enough")
 
 
+class TestNobodyTakesIt:
+    def test_whoever_waits_is_told_where_to_look(self, database_url, monkeypatch, caplog):
+        """Where no worker runs, a call without a timeout would be silent for ever: the log says so, once."""
+        monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
+        monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.05)
+        with workers(database_url) as rt, pytest.raises(TurnStillRunning) as late:
+            clerk(rt).save_messages("Hi", timeout=0.5)
+
+        (told,) = [each for each in caplog.records if "no worker has taken" in each.message]
+        assert late.value.submission_id in told.message
+        assert "think-celery doctor" in told.message
+        assert told.think_event == "waiting.no_worker"
+
+
 class TestAtRest:
     def test_at_once_when_idle(self, t):
         """B11: there is nothing to wait for, also for an agent that never ran."""
@@ -124,6 +139,35 @@ class TestAtRest:
         assert agent.has_pending_interaction is True
         assert agent.wait_until_stable(timeout=1) is False
         assert talker()("b").has_pending_interaction is False
+
+    def test_a_hook_in_progress_is_no_rest(self, live):
+        """B11: `on_chat_response` may ask for one more turn, so a chain is over only when its last hook is."""
+        begun, go, told = threading.Event(), threading.Event(), []
+
+        class Chained(Think, name="Chained"):
+            def on_chat_response(self, result):
+                begun.set()
+                go.wait(20)
+                told.append(result.message.text)
+                if len(told) == 1:
+                    told.append(
+                        self.wait_until_stable()
+                    )  # nothing else is there: it does not wait for itself
+                    self.save_messages("second")
+
+        agent = Chained._bound_to(live, "a")
+        submission_id = agent.submit_messages("first").submission_id
+        running = threading.Thread(target=claims.run, args=(live, submission_id))
+        running.start()
+        assert begun.wait(20)
+
+        assert agent.inspect_submission(submission_id).status == "completed"
+        assert agent.wait_until_stable(timeout=0.3) is False
+        go.set()
+        assert agent.wait_until_stable(timeout=30) is True
+
+        assert told == ["re: first", True, "re: second"]
+        running.join(10)
 
     def test_inside_a_turn_of_the_same_agent(self, t):
         """B11: with a timeout it is False when that is over; without one it would wait for itself."""

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 import pytest
 
+from tests.domain.till import Till
 from tests.doors.test_cli import as_json, own_default, run
 from think_celery import Think
-from think_celery.providers.scripted import say
+from think_celery.providers.scripted import call, say
 from think_celery.testing import ThinkTest, think_test
 
 __all__ = ["own_default"]
@@ -60,6 +61,17 @@ def test_one_is_shown_with_its_state_and_what_it_used(t: ThinkTest, sqlite_url: 
 
     assert (shown["state"], shown["head"], shown["total_tokens"]) == ({"x": 1}, "s-1 (pending)", 0)
     assert "s-1 (pending)" in text
+
+
+def test_calls_that_wait_are_counted(t: ThinkTest, sqlite_url: str) -> None:
+    """Whoever looks at an agent sees that somebody must decide before its answer goes on."""
+    agent = Till().agent("a")
+    t.script(agent, [call("pay", {"euros": 5}), call("locate")])
+    agent.save_messages("Go")
+
+    shown = as_json("agents", "show", "Talker", "a", "--database-url", sqlite_url)
+
+    assert shown["waiting_calls"] == 2
 
 
 def test_one_that_is_not_there(t: ThinkTest, sqlite_url: str) -> None:

@@ -1,5 +1,6 @@
 """`think-celery doctor`: what it finds on real servers and workers, in words that say what to do, in ten seconds."""
 
+import ctypes
 import importlib
 import json
 import os
@@ -383,6 +384,36 @@ class TestModelsOfClasses:
 
         assert (said.level("models"), SECRET in said.output) == ("ok", False)
 
+    def test_models_that_only_follow_others(
+        self, shop: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the first can be asked, no turn fails for the second; it would be missed where the first one fails."""
+        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+        monkeypatch.setenv("THINK_MODEL", "openai/another")
+        importlib.import_module(shop).Keyless.model = ["openai/a", 5]
+
+        text = doctor("-A", shop, "--database-url", sqlite_url).text("models")
+
+        assert "Turns of Keyless would fail where the models before this one do" in text
+        assert "Every turn" not in text
+
+    def test_a_vendors_package_that_is_missing(
+        self, shop: str, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A model of Pydantic AI is made, too: without its vendor's package every turn would fail."""
+        made = pytest.importorskip("think_celery.providers.pydantic_ai")
+
+        def missing(name: str) -> None:
+            raise ImportError(f"install the package of {name}")
+
+        monkeypatch.setattr(made, "infer_model", missing)
+        monkeypatch.setenv("THINK_MODEL", "pydantic-ai/anthropic:some-model")
+
+        text = doctor("-A", shop, "--database-url", sqlite_url).text("models")
+
+        assert "Every turn of Nameless would fail" in text
+        assert "install the package of anthropic:some-model" in text
+
     def test_without_an_app_nothing_is_said_of_classes(self, sqlite_url: str) -> None:
         """None were imported, so none are known."""
         assert "models" not in doctor("--database-url", sqlite_url).findings
@@ -482,6 +513,14 @@ class Place:
         return int(child)
 
 
+PR_SET_PDEATHSIG, LIBC = 1, ctypes.CDLL(None)
+
+
+def dies_with_parent() -> None:
+    """Let the kernel end this process when its parent ends, however that comes."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 @contextmanager
 def worker(folder: Path, log: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A real worker process, once it is ready."""
@@ -495,6 +534,7 @@ def worker(folder: Path, log: Path, *arguments: str, **environment: str) -> Iter
             stdout=output,
             stderr=output,
             text=True,
+            preexec_fn=dies_with_parent,
         )
         try:
             give_up_at = time.monotonic() + PATIENCE

@@ -14,7 +14,7 @@ from think_celery.cli.common import (
     print_table,
     runtime_of,
 )
-from think_celery.domain import starts, usage
+from think_celery.domain import interactions, starts, usage
 from think_celery.domain.pages import MAX_PAGE
 from think_celery.ids import AgentRef
 from think_celery.plain import plain_value
@@ -103,11 +103,12 @@ def _told(rt: Runtime, agent: AgentRef) -> dict[str, Any]:
     row, head = rt.db.read(lambda tx: (rows.get(tx, agent.id), heads.head(tx, agent.id)))
     if row is None or (row.destroyed_at is not None and head is None):
         raise Failure(f"There is no agent {agent}. See: think-celery agents list")
-    used = usage.of_agent(rt, agent)
+    used, calls = usage.of_agent(rt, agent), interactions.pending(rt, agent)
     return {
         **_as_dict(row),
         "queue": row.queue,
         "head": None if head is None else f"{head.id} ({head.status})",
+        "waiting_calls": len(calls),
         "state": plain_value(row.state),
         "start_error": row.start_error,
         "input_tokens": used.input_tokens,

@@ -1,7 +1,8 @@
 """``think-celery doctor``: what is wrong, and what to do about it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import click
 from celery import Celery
@@ -119,12 +120,15 @@ def _is_usable(think: ThinkCelery) -> bool:
 def _look_at_classes(settings: Settings) -> list[Finding]:
     """Whether each agent class that the app imports has a model; one that chooses it in a turn can't be asked."""
     faulty: dict[str, list[str]] = {}
+    fallbacks: dict[str, list[str]] = {}  # what is wrong with a model that only follows another one
     for name in agent_classes.names():
         try:
             cls = agent_classes.get(name)
             if getattr(cls, "get_model", None) is Think.get_model and not cls._overrides("on_chat_message"):
-                for each in in_order(cls.model or settings.model):
-                    providers.of_settings(each, settings)
+                first, *others = in_order(cls.model or settings.model)
+                _make(first, settings)
+                for fault in _faults(others, settings):
+                    fallbacks.setdefault(fault, []).append(name)
         except ThinkError as error:
             faulty.setdefault(str(error), []).append(name)
     if not agent_classes.names():
@@ -137,7 +141,37 @@ def _look_at_classes(settings: Settings) -> list[Finding]:
         )
         for fault, names in faulty.items()
     ]
+    found += [
+        warning(
+            "models",
+            f"Turns of {', '.join(names)} would fail where the models before this one do, in this environment (that of "
+            f"the workers may differ). {fault}",
+        )
+        for fault, names in fallbacks.items()
+    ]
     return found or [ok("models", "Each agent class that the app imports has one.")]
+
+
+def _make(given: Any, settings: Settings) -> None:
+    """Make that model, with all that it needs but an answer.
+
+    Raises:
+        ThinkError: It can't be made.
+    """
+    model = providers.of_settings(given, settings)
+    check = (
+        getattr(model, "check", None) if isinstance(given, str) else None
+    )  # another's object has its own names
+    if check is not None:
+        check()
+
+
+def _faults(given: Sequence[Any], settings: Settings) -> Iterator[str]:
+    for each in given:
+        try:
+            _make(each, settings)
+        except ThinkError as error:
+            yield str(error)
 
 
 def _look_at_model(name: str, settings: Settings) -> list[Finding]:

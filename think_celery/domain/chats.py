@@ -39,7 +39,11 @@ def receive(
     if how == "queue":
         return submissions.submit(rt, agent, given, kind=KIND, **options)
     if rt.db.inside_joined:
-        raise InsideTransaction("receive_messages()")
+        why = (
+            "looks at the turns that wait, and may replace some, as the class's message_concurrency (not 'queue') "
+            "wants it; for that it needs a transaction of its own"
+        )
+        raise InsideTransaction("receive_messages()", why)
     messages = as_messages(given)
     submissions.check_names(idempotency_key, None)
 

@@ -12,11 +12,12 @@ from think_celery.errors import InteractionMismatch, InteractionNotFound, Invali
 from think_celery.ids import AgentRef
 from think_celery.messages import Part, ToolPart, dump_parts, load_parts
 from think_celery.names import can_be_a_name
-from think_celery.runtime import Runtime
+from think_celery.runtime import Runtime, agent_classes
 from think_celery.serialization import check_size
 from think_celery.states import InteractionStatus
 from think_celery.store import interactions as rows
 from think_celery.store import messages as message_rows
+from think_celery.store import submissions as submission_rows
 from think_celery.store.database import Tx
 from think_celery.tools import dump_result
 
@@ -40,22 +41,24 @@ class InteractionResult:
 
 
 def approve(
-    rt: Runtime, agent: AgentRef, tool_call_id: str, *, reason: str | None, queue: str | None
+    rt: Runtime, agent: AgentRef | None, which: str, *, reason: str | None, queue: str | None = None
 ) -> InteractionResult:
-    """Let a call run that waits for an approval."""
+    """Let a call run that waits for an approval. *which* is the id of the call or of the interaction.
+
+    Without an *agent* it is the interaction's, whosever it is, and the turn that goes on has the queue of the one that
+    asked. The same goes for :func:`reject` and :func:`answer`.
+    """
     reason = _reason(reason)
 
     def apply(part: ToolPart) -> None:
         part.state = "approval-responded"
         part.approval = _approval(part, approved=True, reason=reason)
 
-    return _decide(
-        rt, agent, tool_call_id, "approval", InteractionStatus.APPROVED, apply, queue, reason=reason
-    )
+    return _decide(rt, agent, which, "approval", InteractionStatus.APPROVED, apply, queue, reason=reason)
 
 
 def reject(
-    rt: Runtime, agent: AgentRef, tool_call_id: str, *, reason: str | None, queue: str | None
+    rt: Runtime, agent: AgentRef | None, which: str, *, reason: str | None, queue: str | None = None
 ) -> InteractionResult:
     """Let a call not run that waits for an approval."""
     reason = _reason(reason)
@@ -64,13 +67,17 @@ def reject(
         part.state = "output-denied"
         part.approval = _approval(part, approved=False, reason=reason)
 
-    return _decide(
-        rt, agent, tool_call_id, "approval", InteractionStatus.REJECTED, apply, queue, reason=reason
-    )
+    return _decide(rt, agent, which, "approval", InteractionStatus.REJECTED, apply, queue, reason=reason)
 
 
 def answer(
-    rt: Runtime, agent: AgentRef, tool_call_id: str, *, output: Any, error: str | None, queue: str | None
+    rt: Runtime,
+    agent: AgentRef | None,
+    which: str,
+    *,
+    output: Any,
+    error: str | None,
+    queue: str | None = None,
 ) -> InteractionResult:
     """Store what a client answered to a call.
 
@@ -93,7 +100,7 @@ def answer(
             part.error_text, part.state = error.strip() or "the client gave no reason", "output-error"
 
     answered = InteractionStatus.ANSWERED
-    return _decide(rt, agent, tool_call_id, "client", answered, apply, queue, output=output, error=error)
+    return _decide(rt, agent, which, "client", answered, apply, queue, output=output, error=error)
 
 
 def _reason(given: Any, name: str = "reason") -> str | None:
@@ -117,8 +124,8 @@ _REMEDY = {
 
 def _decide(
     rt: Runtime,
-    agent: AgentRef,
-    tool_call_id: str,
+    agent: AgentRef | None,
+    which: str,
     kind: Kind,
     status: InteractionStatus,
     apply: Callable[[ToolPart], None],
@@ -135,37 +142,52 @@ def _decide(
     """
 
     def work(tx: Tx) -> InteractionResult:
-        row = _find(tx, agent, tool_call_id, kind)
-        waiting = rows.lock_open_of(tx, agent.id, row.message_id)
+        row = _find(tx, agent, which, kind)
+        owner = AgentRef(row.agent_class, row.agent_name)
+        waiting = rows.lock_open_of(tx, owner.id, row.message_id)
         if row.id not in {each.id for each in waiting}:
-            row = _find(tx, agent, tool_call_id, kind)
+            row = _find(tx, agent, which, kind)
             return InteractionResult(
                 taken=False, status=InteractionStatus(row.status), submission_id=row.continuation_id
             )
-        parts = _locked_parts(tx, agent.id, row)
+        parts = _locked_parts(tx, owner.id, row)
         taken = rows.decide(tx, row.id, status, **decision)
         assert taken is not None, "it was locked, and open"
-        apply(next(part for part in calls_in(parts) if part.tool_call_id == tool_call_id))
-        message_rows.update_parts(tx, agent.id, row.message_id, dump_parts(parts))
+        apply(next(part for part in calls_in(parts) if part.tool_call_id == row.tool_call_id))
+        message_rows.update_parts(tx, owner.id, row.message_id, dump_parts(parts))
         continuation = None
         if len(waiting) == 1:
-            continuation = _go_on(rt, tx, agent, row.message_id, queue)
-        tx.after_commit(lambda: live.tell_of_messages(rt, agent.id, [row.message_id]))
+            continuation = _go_on(rt, tx, owner, row.message_id, queue or _queue_of(rt, tx, row))
+        tx.after_commit(lambda: live.tell_of_messages(rt, owner.id, [row.message_id]))
         tx.after_commit(lambda: _log(row, status, continuation))
         return InteractionResult(taken=True, status=status, submission_id=continuation)
 
     return rt.db.accept(work)
 
 
-def _find(tx: Tx, agent: AgentRef, tool_call_id: str, kind: Kind) -> Any:
-    known = can_be_a_name(tool_call_id, 200)
-    row = rows.by_call(tx, agent.id, tool_call_id) if known else None
+def _find(tx: Tx, agent: AgentRef | None, which: str, kind: Kind) -> Any:
+    row = _look(tx, agent, which) if can_be_a_name(which, 200) else None
     if row is None:
-        raise InteractionNotFound(str(agent), str(tool_call_id)[:200])
+        raise InteractionNotFound(None if agent is None else str(agent), str(which)[:200])
     if row.kind != kind:
         problem = "it needs no approval" if row.kind == "client" else "no client answers it"
-        raise InteractionMismatch(tool_call_id, problem, _REMEDY[row.kind])
+        raise InteractionMismatch(row.tool_call_id, problem, _REMEDY[row.kind])
     return row
+
+
+def _look(tx: Tx, agent: AgentRef | None, which: str) -> Any:
+    """The agent's call of that id, else its interaction; without an agent anybody's interaction."""
+    row = None if agent is None else rows.by_call(tx, agent.id, which)
+    if row is None:
+        row = rows.by_id(tx, which)
+    return row if row is not None and (agent is None or row.agent_id == agent.id) else None
+
+
+def _queue_of(rt: Runtime, tx: Tx, row: Any) -> str | None:
+    """The queue of the class where this process knows it, else that of the turn that asked."""
+    cls = agent_classes.get(row.agent_class) if row.agent_class in agent_classes else None
+    asked = submission_rows.get(tx, row.submission_id)
+    return (cls and cls.queue) or (asked and asked.queue) or rt.settings.queue
 
 
 def _locked_parts(tx: Tx, agent_id: str, row: Any) -> list[Part]:

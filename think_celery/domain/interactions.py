@@ -6,8 +6,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from think_celery import serialization
+from think_celery.domain.pages import check_limit
 from think_celery.ids import AgentRef, named_id
 from think_celery.messages import Part, ToolPart, UIMessage, dump_parts, load_parts
+from think_celery.names import can_be_a_name
 from think_celery.runtime import Runtime
 from think_celery.states import InteractionStatus, SubmissionStatus, is_terminal
 from think_celery.store import interactions as rows
@@ -27,11 +29,12 @@ WITHDRAWN = "The call was withdrawn before anybody decided on it. It was not mad
 class PendingInteraction:
     """A tool call that waits: for a person's approval (``kind`` is ``approval``), or for a ``client`` to answer it.
 
-    ``interaction_id`` is what listeners know as ``approvalId``. ``submission_id`` is the turn that asked, and
-    ``message_id`` the answer in which the call stands.
+    ``interaction_id`` is what listeners know as ``approvalId``; it is unique over all agents. ``submission_id`` is the
+    turn that asked, and ``message_id`` the answer in which the call stands.
     """
 
     interaction_id: str
+    agent: AgentRef
     tool_call_id: str
     tool_name: str
     input: Any = field(repr=False)
@@ -44,6 +47,8 @@ class PendingInteraction:
         """The same in JSON values and JavaScript spelling."""
         return {
             "interactionId": self.interaction_id,
+            "agentClass": self.agent.agent_class,
+            "agentName": self.agent.name,
             "toolCallId": self.tool_call_id,
             "toolName": self.tool_name,
             "input": self.input,
@@ -64,22 +69,51 @@ def any_open(rt: Runtime, agent: AgentRef) -> bool:
 
 def pending(rt: Runtime, agent: AgentRef) -> list[PendingInteraction]:
     """The agent's calls that wait, oldest first."""
+    return rt.db.look(lambda tx: _with_inputs(tx, rows.open_of(tx, agent.id)))
 
-    def look(tx: Tx) -> list[PendingInteraction]:
-        found = rows.open_of(tx, agent.id)
-        inputs = {}
-        for message_id in {row.message_id for row in found}:
-            message = message_rows.get(tx, agent.id, message_id)
-            for part in [] if message is None else calls_in(load_parts(message.parts)):
-                inputs[message_id, part.tool_call_id] = part.input
-        return [_as_pending(row, inputs.get((row.message_id, row.tool_call_id))) for row in found]
 
-    return rt.db.look(look)
+def pending_of_all(
+    rt: Runtime, *, agent_class: Any = None, newest_first: bool = False, limit: int = 100
+) -> list[PendingInteraction]:
+    """The calls of all agents that wait, or those of one class or its name, oldest first unless told otherwise.
+
+    Raises:
+        InvalidValue: *limit* is no whole number between 1 and 1000.
+        TypeError: *agent_class* is neither an agent class nor a name.
+    """
+    check_limit(limit)
+    name = getattr(agent_class, "agent_class", agent_class)
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"agent_class is {agent_class!r}; pass an agent class, or the name of one.")
+    if name is not None and not can_be_a_name(name, 200):
+        return []
+    return rt.db.look(
+        lambda tx: _with_inputs(
+            tx, rows.open_of_all(tx, agent_class=name, newest_first=newest_first, limit=limit)
+        )
+    )
+
+
+def _with_inputs(tx: Tx, found: Sequence[Any]) -> list[PendingInteraction]:
+    inputs = {}
+    for agent_id, message_id in {(row.agent_id, row.message_id) for row in found}:
+        message = message_rows.get(tx, agent_id, message_id)
+        for part in [] if message is None else calls_in(load_parts(message.parts)):
+            inputs[agent_id, message_id, part.tool_call_id] = part.input
+    return [_as_pending(row, inputs.get((row.agent_id, row.message_id, row.tool_call_id))) for row in found]
+
+
+def waiting_in(rt: Runtime, agent: AgentRef, message: UIMessage | None) -> list[PendingInteraction]:
+    """Those of the agent's calls that wait which stand in that message; without a look if none can."""
+    if message is None or not any(_may_wait(part) for part in calls_in(message.parts)):
+        return []
+    return [each for each in pending(rt, agent) if each.message_id == message.id]
 
 
 def _as_pending(row: Any, given: Any) -> PendingInteraction:
     return PendingInteraction(
         interaction_id=row.id,
+        agent=AgentRef(row.agent_class, row.agent_name),
         tool_call_id=row.tool_call_id,
         tool_name=row.tool,
         input=given,

@@ -38,11 +38,15 @@ HEAR_SECONDS, DEAF_SECONDS = 0.25, 1.0
 class Watch:
     """Somebody who waits for the end of a submission, or for all turns of an agent.
 
-    ``for_line``: the line being free is of interest, too, for whoever would run its head.
+    ``for_line``: the line being free is of interest, too, for whoever would run its head. ``holds_line``: the line is
+    held for whoever waits, so that is no work of others.
     """
 
-    def __init__(self, agent_id: str, submission_id: str | None, *, for_line: bool, began: float) -> None:
+    def __init__(
+        self, agent_id: str, submission_id: str | None, *, for_line: bool, holds_line: bool, began: float
+    ) -> None:
         self.agent_id, self.submission_id, self.for_line = agent_id, submission_id, for_line
+        self.looks_at_line = not holds_line and (for_line or submission_id is None)
         self.began, self.due = began, began
         self._bell = threading.Event()
 
@@ -57,10 +61,11 @@ class Watch:
 
     def concerns(self, found: waiting.Standing) -> bool:
         """Whether what was found is what it waits for."""
-        if self.for_line and self.agent_id not in found.held:
+        held = self.looks_at_line and self.agent_id in found.held
+        if self.for_line and self.looks_at_line and not held:
             return True
         if self.submission_id is None:
-            return self.agent_id not in found.busy
+            return self.agent_id not in found.busy and not held
         return self.submission_id not in found.unfinished
 
 
@@ -80,9 +85,12 @@ class Poller:
         self._closed = False
 
     @contextmanager
-    def watching(self, agent_id: str, submission_id: str | None, *, for_line: bool) -> Iterator[Watch]:
+    def watching(
+        self, agent_id: str, submission_id: str | None, *, for_line: bool, holds_line: bool = False
+    ) -> Iterator[Watch]:
         """Somebody who waits until the block ends."""
-        watch = Watch(agent_id, submission_id, for_line=for_line, began=self._rt.clock.elapsed())
+        began = self._rt.clock.elapsed()
+        watch = Watch(agent_id, submission_id, for_line=for_line, holds_line=holds_line, began=began)
         if not self._rt.threads:  # whoever waits has the one thread there is
             yield watch
             return
@@ -192,7 +200,7 @@ class Poller:
                 tx,
                 {watch.submission_id for watch in watches if watch.submission_id is not None},
                 {watch.agent_id for watch in watches if watch.submission_id is None},
-                {watch.agent_id for watch in watches if watch.for_line},
+                {watch.agent_id for watch in watches if watch.looks_at_line},
             )
         )
         for watch in watches:

@@ -106,8 +106,10 @@ def send_event(
     type: str,
     payload: Any = None,
     idempotency_key: str | None = None,
-) -> None:
-    """Send an event to the workflow of that id. Only with its *workflow* it is kept for a run that is yet to come.
+) -> bool:
+    """Send an event to the workflow of that id, and say whether it can still take it.
+
+    Only with its *workflow* it is kept for a run that is yet to come.
 
     Raises what :func:`find_row` raises without *workflow*, and what ``workflows.send_event`` raises.
     """
@@ -116,7 +118,7 @@ def send_event(
         ref = WorkflowRef(row.workflow, row.workflow_id)
     else:
         ref = domain.reference(workflow, workflow_id)
-    domain.send_event(rt, ref, type=type, payload=payload, idempotency_key=idempotency_key)
+    return domain.send_event(rt, ref, type=type, payload=payload, idempotency_key=idempotency_key)
 
 
 def decide(
@@ -127,8 +129,10 @@ def decide(
     approved: bool,
     reason: str | None = None,
     metadata: dict[str, Any] | None = None,
-) -> None:
-    """Approve or reject what a workflow waits for, or will wait for. Raises what :func:`find_row` raises.
+) -> bool:
+    """Approve or reject what a workflow waits for, or will wait for, and say whether it can still take that.
+
+    Raises what :func:`find_row` raises.
 
     Raises:
         TypeError: The reason is no text, or the metadata no dict.
@@ -139,4 +143,5 @@ def decide(
     row = find_row(rt, workflow_id, workflow)
     kept = serialization.json_metadata(metadata, rt.settings.max_payload)
     decision = {"approved": approved, "reason": reason, "metadata": kept}
-    domain.send_event(rt, WorkflowRef(row.workflow, row.workflow_id), type=APPROVAL, payload=decision)
+    ref = WorkflowRef(row.workflow, row.workflow_id)
+    return domain.send_event(rt, ref, type=APPROVAL, payload=decision)

@@ -1,11 +1,12 @@
 """Run a turn for a caller who waits for its answer."""
 
 from collections.abc import Callable
+from typing import Any
 
 from think_celery.domain import conversation, helping, submissions
 from think_celery.domain.waiting import SaveMessagesResult, Wait
 from think_celery.durations import Duration
-from think_celery.errors import ConversationMoved
+from think_celery.errors import ConversationMoved, InvalidValue
 from think_celery.ids import AgentRef
 from think_celery.messages import Messages, UIMessage, as_messages
 from think_celery.runtime import Runtime
@@ -24,23 +25,35 @@ def save(
     agent: AgentRef,
     given: Messages | MakeMessages,
     *,
+    idempotency_key: str | None = None,
+    metadata: dict[str, Any] | None = None,
     timeout: Duration | None = None,
     signal: AbortSignal | None = None,
     queue: str | None = None,
 ) -> SaveMessagesResult:
     """Accept a turn, wait until it has ended, and say how. See ``Think.save_messages``."""
+    submissions.check_names(idempotency_key, None)
+    if callable(given) and idempotency_key is not None:
+        raise InvalidValue(
+            "save_messages() takes no idempotency_key with a function: what it makes depends on the conversation, so "
+            "no two calls ask for the same. Pass the messages themselves, or leave the key out."
+        )
     wait = Wait(rt, agent, CALL, timeout=timeout, signal=signal)
     with wait.declared():  # before anything is stored
         _admit(agent)
         if callable(given):
-            return _by_function(wait, given, queue)
-        return wait.result(_accept(wait, as_messages(given), queue, based_on=None))
+            return _by_function(wait, given, metadata=metadata, queue=queue)
+        messages = as_messages(given)
+        return wait.result(
+            _accept(wait, messages, idempotency_key=idempotency_key, metadata=metadata, queue=queue)
+        )
 
 
 def continue_last(
     rt: Runtime,
     agent: AgentRef,
     *,
+    metadata: dict[str, Any] | None = None,
     timeout: Duration | None = None,
     signal: AbortSignal | None = None,
     queue: str | None = None,
@@ -50,7 +63,7 @@ def continue_last(
     wait = Wait(rt, agent, call, timeout=timeout, signal=signal)
     with wait.declared():
         _admit(agent)
-        return wait.result(_accept(wait, [], queue, based_on=None, kind="continue"))
+        return wait.result(_accept(wait, [], kind="continue", metadata=metadata, queue=queue))
 
 
 def _admit(agent: AgentRef) -> None:
@@ -60,7 +73,7 @@ def _admit(agent: AgentRef) -> None:
         hook.admit()
 
 
-def _by_function(wait: Wait, function: MakeMessages, queue: str | None) -> SaveMessagesResult:
+def _by_function(wait: Wait, function: MakeMessages, **options: Any) -> SaveMessagesResult:
     """The turn with what *function* adds to the conversation, as it is when the turn begins."""
     while True:
         transcript = conversation.history(wait.rt, wait.agent, finished_only=True)
@@ -68,21 +81,19 @@ def _by_function(wait: Wait, function: MakeMessages, queue: str | None) -> SaveM
         given = as_messages(function(list(transcript)))
         known = {message.id for message in transcript}
         new = [message for message in given if message.id not in known]
-        result = wait.result(_accept(wait, new, queue, based_on=based_on))
+        result = wait.result(_accept(wait, new, based_on=based_on, **options))
         moved = result.status is SubmissionStatus.SKIPPED and result.error_type == ConversationMoved.__name__
         if not moved or wait.left == 0 or (wait.signal is not None and wait.signal.aborted):
             return result
 
 
-def _accept(
-    wait: Wait, messages: list[UIMessage], queue: str | None, *, based_on: str | None, kind: str = "save"
-) -> str:
+def _accept(wait: Wait, messages: list[UIMessage], *, kind: str = "save", **options: Any) -> str:
     accepted: list[str] = []
 
     def work(tx: Tx) -> None:
-        row, _ = submissions.accept(
-            wait.rt, tx, wait.agent, messages, kind=kind, queue=queue, based_on=based_on
-        )
+        row, new = submissions.accept(wait.rt, tx, wait.agent, messages, kind=kind, **options)
+        if not new:
+            submissions.warn_if_other(row, submissions.payload_fingerprint(messages))
         accepted[:] = [row.id]
         if wait.signal is not None and wait.signal.aborted:  # its turn never begins
             submissions.cancel(wait.rt, tx, row.id, wait.signal.reason)

@@ -64,15 +64,20 @@ def submit(
         row, accepted = rt.db.accept(
             lambda tx: _find_or_insert(rt, tx, agent, chosen, new, by_id=submission_id is not None)
         )
-    same = row.fingerprint == new["fingerprint"]
+    return row, accepted, warn_if_other(row, new["fingerprint"])
+
+
+def warn_if_other(row: Any, fingerprint: str) -> bool:
+    """Whether that submission was accepted with the payload of this fingerprint; the log tells where it was not."""
+    same = bool(row.fingerprint == fingerprint)
     if not same:
         logger.warning(
             "submission %s of %s was accepted before with other messages; those stand",
             row.id,
-            agent,
+            AgentRef(row.agent_class, row.agent_name),
             extra={"think_event": "submission.differs", "think_submission": row.id},
         )
-    return row, accepted, same
+    return same
 
 
 def accept(

@@ -6,8 +6,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from think_celery.domain import conversation, helping, submissions
+from think_celery.domain import conversation, helping, interactions, submissions
 from think_celery.domain.inhand import in_hand
+from think_celery.domain.interactions import PendingInteraction
 from think_celery.domain.poller import Watch, distance
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
@@ -22,7 +23,7 @@ from think_celery.messages import UIMessage
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortSignal
 from think_celery.states import SubmissionStatus, is_terminal
-from think_celery.store import waiting
+from think_celery.store import heads, waiting
 from think_celery.store.database import is_away
 
 logger = logging.getLogger("think_celery.waiting")
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 SETTLING_SECONDS = 6.0
 """How long the partial text of a cancelled turn may take to be stored."""
+
+WARN_SECONDS = 10.0
+"""Who has waited for so long for a turn that no worker has begun is told where to look."""
 
 LOOK_SECONDS = 5.0
 """Whoever waits looks by itself that often, should nobody tell it."""
@@ -41,7 +45,8 @@ class SaveMessagesResult:
     """How a turn that was waited for has ended.
 
     ``message`` is the answer: partial where the turn was cut, ``None`` where nothing of it was stored. ``error`` is the
-    text of what ended the turn, or the reason for which it was cancelled.
+    text of what ended the turn, or the reason for which it was cancelled. ``pending_interactions`` are the tool calls
+    of the answer that wait for an approval or for a client: once they are decided on, another turn goes on with it.
     """
 
     request_id: str
@@ -50,11 +55,25 @@ class SaveMessagesResult:
     message: UIMessage | None
     error_type: str | None
     error: str | None
+    pending_interactions: list[PendingInteraction]
 
     @property
     def text(self) -> str:
         """The answer's text; empty where there is none."""
         return "" if self.message is None else self.message.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in JSON values and JavaScript spelling; what is not set is left out."""
+        told = {
+            "submissionId": self.submission_id,
+            "requestId": self.request_id,
+            "status": str(self.status),
+            "message": None if self.message is None else self.message.to_dict(),
+            "errorType": self.error_type,
+            "error": self.error,
+            "pendingInteractions": [each.to_dict() for each in self.pending_interactions] or None,
+        }
+        return {name: value for name, value in told.items() if value is not None}
 
 
 class Wait:
@@ -121,6 +140,7 @@ class Wait:
             message=message,
             error_type=row.error_type,
             error=row.error,
+            pending_interactions=interactions.waiting_in(self.rt, self.agent, message),
         )
 
     def end_of(self, submission_id: str) -> Any:
@@ -191,7 +211,8 @@ class Wait:
     # --- a conversation at rest -------------------------------------------------------------------
 
     def stable(self) -> bool:
-        """Whether no turn of the agent runs or waits, and no message is in the making, before the time is up.
+        """Whether nothing of the agent runs or waits, before the time is up: no turn, no message in the making, no call
+        that waits for somebody, and no hook after a turn, unless it is the one that asks.
 
         Raises:
             NestedTurn: It is asked for in a turn of this agent, and without a timeout: it would wait for ever.
@@ -202,8 +223,11 @@ class Wait:
 
     def _at_rest(self) -> bool | None:
         mine = [self.agent.id]
-        found = self.rt.db.read(lambda tx: waiting.standing(tx, [], mine, []))
-        return None if self.agent.id in found.busy else True
+        line = (
+            [] if helping.own_hook(self.agent.id) is not None else mine
+        )  # it is held for the hook that asks
+        found = self.rt.db.read(lambda tx: waiting.standing(tx, [], mine, line))
+        return None if self.agent.id in found.busy | found.held else True
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -219,13 +243,16 @@ class Wait:
             if not (nested or self._declared):
                 stack.enter_context(self.declared())
             watch = stack.enter_context(self._watching(submission_id, helps=helps))
-            return self._loop(look, watch, helps=helps)
+            return self._loop(look, watch, submission_id, helps=helps)
 
     @contextmanager
     def _watching(self, submission_id: str | None, *, helps: bool) -> Iterator[Watch]:
         """A watch that also rings when somebody wants this call to end."""
         with ExitStack() as stack:
-            watch = stack.enter_context(self.rt.poller.watching(self.agent.id, submission_id, for_line=helps))
+            mine = helping.own_hook(self.agent.id) is not None
+            watch = stack.enter_context(
+                self.rt.poller.watching(self.agent.id, submission_id, for_line=helps, holds_line=mine)
+            )
             work = in_hand()
             stopping = self.rt.stopping.signal
             for signal in (self.signal, stopping, None if work is None else work.hold.signal):
@@ -236,7 +263,10 @@ class Wait:
                 stack.enter_context(self.cancelling([submission_id]))
             yield watch
 
-    def _loop(self, look: Callable[[], T | None], watch: Watch, *, helps: bool) -> T | None:
+    def _loop(
+        self, look: Callable[[], T | None], watch: Watch, submission_id: str | None, *, helps: bool
+    ) -> T | None:
+        told = submission_id is None
         while True:
             _heed_the_turn_in_hand()
             found = self._patient(look)
@@ -244,8 +274,29 @@ class Wait:
                 return found
             if self.left == 0 or self._worker_stops():
                 return None
+            if not told and self.rt.clock.elapsed() - self._began >= WARN_SECONDS:
+                told = True
+                self._patient(lambda: self._warn(submission_id))
             if not (helps and self._patient(lambda: helping.help_line(self.rt, self.agent.id))):
                 self._rest(watch)
+
+    def _warn(self, submission_id: str | None) -> None:
+        """Say once that nobody has begun what is waited for, though nothing of the agent's is before it."""
+        if submission_id is None:
+            return
+        head = self.rt.db.read(lambda tx: heads.head(tx, self.agent.id))
+        if head is None or head.held or not head.due or head.status != SubmissionStatus.PENDING:
+            return
+        logger.warning(
+            "%s has waited for %.0f s for submission %s of %s, which no worker has taken. Is a worker running that has "
+            "imported %s and takes its queue? See: think-celery doctor",
+            self.call,
+            self.rt.clock.elapsed() - self._began,
+            submission_id,
+            self.agent,
+            self.agent.agent_class,
+            extra={"think_event": "waiting.no_worker", "think_submission": submission_id},
+        )
 
     def _worker_stops(self) -> bool:
         """Whether whoever waits is a worker's work, and the worker stops: the turn may need another one to run it."""

@@ -14,7 +14,7 @@ from think_celery.ids import AgentRef, WorkflowRef, new_id
 from think_celery.names import can_be_a_name, check_name
 from think_celery.retries import knock_again_after
 from think_celery.runtime import Runtime, workflow_classes
-from think_celery.states import WorkflowStatus
+from think_celery.states import WorkflowStatus, is_terminal
 from think_celery.store import events, outbox, workflows
 from think_celery.store.database import Tx
 
@@ -127,8 +127,10 @@ def send_event(
     type: str,
     payload: Any = None,
     idempotency_key: str | None = None,
-) -> None:
+) -> bool:
     """Store an event for a workflow and wake it; one that comes before its workflow is kept for 24 hours.
+
+    Say whether a run can still take it: not one that has ended.
 
     In a caller's joined transaction it is stored as news, which is delivered after the commit: the
     workflow's row is not locked until then.
@@ -143,24 +145,27 @@ def send_event(
     text = serialization.dumps(payload, what="payload", limit=rt.settings.max_payload)
     dedupe_key = f"event:{ref.key}:{idempotency_key or new_id()}"
     if rt.db.inside_joined:
-        rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
-    else:
-        _send_now(rt, ref, type, text, dedupe_key)
+        return rt.db.accept(lambda tx: _send_later(rt, tx, ref, type, text, dedupe_key))
+    return _send_now(rt, ref, type, text, dedupe_key)
 
 
-def _send_now(rt: Runtime, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
-    def work(tx: Tx) -> None:
+def _can_take(row: Any) -> bool:
+    return row is None or not is_terminal(WorkflowStatus(row.status))
+
+
+def _send_now(rt: Runtime, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> bool:
+    def work(tx: Tx) -> bool:
         rt.failpoint("event:before-commit")
         row = events.send(tx, ref.key, type=type, payload=text, dedupe_key=dedupe_key)
         inbox.tell(rt, tx, ref.key, row)
+        return _can_take(row)
 
     if rt.db.on_postgres:
-        rt.db.single(work, repeatable=True)
-    else:
-        rt.db.transact(work)
+        return rt.db.single(work, repeatable=True)
+    return rt.db.transact(work)
 
 
-def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> None:
+def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, dedupe_key: str) -> bool:
     row = workflows.get(tx, ref.key)
     queue = rt.settings.queue if row is None else row.queue
     run = events.EARLY if row is None else row.run
@@ -175,6 +180,7 @@ def _send_later(rt: Runtime, tx: Tx, ref: WorkflowRef, type: str, text: str, ded
     )
     if outbox_id is not None:
         tx.after_commit(lambda: rt.knock(knocks.for_outbox(outbox_id, ref.key, run, queue)))
+    return _can_take(row)
 
 
 # --- looking and resuming -------------------------------------------------------------------------

@@ -8,13 +8,19 @@ class InteractionError(ThinkError):
 
 
 class InteractionNotFound(InteractionError, LookupError):
-    """The agent has no call of that id which waits, or ever did."""
+    """No call of that id waits, or ever did. Without an ``agent`` it was looked for by the id of its interaction."""
 
-    def __init__(self, agent: str, tool_call_id: str) -> None:
+    def __init__(self, agent: str | None, tool_call_id: str) -> None:
         super().__init__(agent, tool_call_id)
         self.agent, self.tool_call_id = agent, tool_call_id
 
     def __str__(self) -> str:
+        if self.agent is None:
+            return (
+                f"No agent has an interaction {self.tool_call_id!r}. Without an agent the interaction_id says which "
+                "call is meant, not its tool_call_id: current().pending_interactions() lists both. A call waits from "
+                "the end of its turn on."
+            )
         return (
             f"{self.agent} has no tool call {self.tool_call_id!r} that waits for an approval or for a client's answer. "
             "Check the agent's name and the id: pending_interactions() lists the calls that wait. A call waits from "

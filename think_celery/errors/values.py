@@ -34,7 +34,7 @@ class InvalidDuration(InvalidValue):
         if self.longest is not None:
             return f"{self.given} is too long a span of time: {self.longest} is the most. Pass a shorter one."
         return (
-            f"{self.given} is no span of time. Use seconds (30), a timedelta, or words such as "
+            f"{self.given} is no span of time. Use seconds (30, never negative), a timedelta, or words such as "
             '"10 seconds", "3 days" or "1 week".'
         )
 

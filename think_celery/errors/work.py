@@ -77,17 +77,15 @@ class LeaseLost(ThinkError):
 
 
 class InsideTransaction(ThinkError):
-    """A call that waits was made while the caller's transaction is open and joined."""
+    """A call was made in the caller's open joined transaction that can't be: it waits, or needs its own."""
 
-    def __init__(self, call: str) -> None:
-        super().__init__(call)
-        self.call = call
+    def __init__(self, call: str, why: str | None = None) -> None:
+        super().__init__(call, why)
+        self.call, self.why = call, why
 
     def __str__(self) -> str:
-        return (
-            f"{self.call} waits for work that can't begin before this transaction is committed. "
-            "Call it after the transaction."
-        )
+        why = self.why or "waits for work that can't begin before this transaction is committed"
+        return f"{self.call} {why}. Call it after the transaction."
 
 
 class TaskFailed(ThinkError):

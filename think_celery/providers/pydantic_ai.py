@@ -73,6 +73,14 @@ class PydanticAIModel:
     def __repr__(self) -> str:
         return f"PydanticAIModel(name={self.name!r})"
 
+    def check(self) -> None:
+        """Make this process's model, and ask it nothing.
+
+        Raises:
+            NoModel: It can't be made: its vendor's package or key is missing.
+        """
+        self._model()
+
     def stream(self, request: ModelRequest, signal: AbortSignal) -> Iterator[ModelEvent]:
         """Ask once, and yield events until a ``Finish``. See :meth:`think_celery.protocols.Model.stream`.
 

@@ -58,6 +58,34 @@ def open_of(tx: Tx, agent_id: str) -> list[Row[Any]]:
     return list(tx.execute(_OPEN_IN_ORDER, {"agent": agent_id}))
 
 
+_OPEN_OF_ALL = select(interactions).where(
+    _IS_OPEN,
+    or_(
+        bindparam("agent_class", type_=interactions.c.agent_class.type).is_(None),
+        interactions.c.agent_class == bindparam("agent_class"),
+    ),
+)
+_IN_TIME = (interactions.c.created_at, interactions.c.agent_id, interactions.c.message_id)
+_OLDEST_OF_ALL = _OPEN_OF_ALL.order_by(*_IN_TIME, interactions.c.tool_call_id).limit(bindparam("most"))
+_NEWEST_OF_ALL = _OPEN_OF_ALL.order_by(
+    *(column.desc() for column in _IN_TIME), interactions.c.tool_call_id.desc()
+).limit(bindparam("most"))
+
+
+def open_of_all(tx: Tx, *, agent_class: str | None, newest_first: bool, limit: int) -> list[Row[Any]]:
+    """The calls of all agents (or those of one class) that wait, in the order in which they came, or the other way."""
+    statement = _NEWEST_OF_ALL if newest_first else _OLDEST_OF_ALL
+    return list(tx.execute(statement, {"agent_class": agent_class, "most": limit}))
+
+
+_BY_ID = select(interactions).where(interactions.c.id == bindparam("interaction"))
+
+
+def by_id(tx: Tx, interaction_id: str) -> Row[Any] | None:
+    """The one of that id, of whatever agent it is."""
+    return tx.execute(_BY_ID, {"interaction": interaction_id}).first()
+
+
 _BY_CALL = (
     select(interactions)
     .where(_OF_AGENT, interactions.c.tool_call_id == bindparam("call"))
