@@ -270,7 +270,9 @@ class TestRefusals:
     def test_in_a_transaction(self, t):
         """It locks what another client's message may wait for; `queue` does not, and joins."""
         with transaction(t.rt) as session:
-            with pytest.raises(InsideTransaction):
+            with pytest.raises(
+                InsideTransaction, match=r"message_concurrency .* needs a transaction of its own"
+            ):
                 talker(message_concurrency="latest")("a").receive_messages("Hi")
             talker(message_concurrency="queue")("a").receive_messages("Hi")
             session.rollback()

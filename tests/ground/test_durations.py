@@ -94,3 +94,9 @@ def test_the_longest_span():
 
     assert datetime(2100, 1, 1, tzinfo=UTC) + longest
     assert longest.total_seconds() < threading.TIMEOUT_MAX
+
+
+def test_a_negative_span_is_told_what_is_wrong():
+    """-1 means "for ever" elsewhere; here it is refused, and the text says that it must not be negative."""
+    with pytest.raises(InvalidDuration, match=r"timeout=-1 is no span of time.*never negative"):
+        as_timedelta(-1, "timeout")
