@@ -18,7 +18,6 @@ import httpx
 from think_celery import forks
 from think_celery.clock import SystemClock
 from think_celery.protocols import ModelTimeouts
-from think_celery.providers.chunked import Tap
 from think_celery.providers.permission import is_loopback
 from think_celery.providers.watchdog import Guard
 
@@ -34,7 +33,6 @@ class Connection:
         self.client = client
         self.idle_since = 0.0
         self._socket: socket.socket | None = None
-        self._tap: Tap | None = None
 
     def cut(self) -> None:
         """End the connection under a reader that blocks in it. Safe from any thread, and when repeated."""
@@ -62,11 +60,8 @@ class Connection:
         def trace(event: str, info: Mapping[str, Any]) -> None:
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
                 self._socket = info["return_value"].get_extra_info("socket")
-                self._tap = Tap(info["return_value"])
                 guard.reconnected()
             elif event.endswith(".send_request_headers.started"):
-                if self._tap is not None:
-                    self._tap.begin()
                 guard.extend(timeouts.first_token, waiting_for)
 
         # The guard is what limits reading; httpx's own limit is only a net below it.
@@ -84,9 +79,6 @@ class Connection:
 
     def body(self, response: httpx.Response) -> Iterator[bytes]:
         """The body of the response that :meth:`post` gave, in the pieces in which it comes."""
-        own = None if self._tap is None else self._tap.body(response)
-        if own is not None:
-            return own
         # Where nothing is to be decoded, the bytes as they come: layers that do nothing cost as much as reading them.
         if response.headers.get("content-encoding", "identity") != "identity":
             return response.iter_bytes()
