@@ -116,8 +116,10 @@ class Revocations:
         if app is self._app:
             self._revoked.extend(task_ids)
 
-    def _note_dropped(self, sender: Any = None, request: Any = None, **_: Any) -> None:
-        if sender.app is self._app and sender.name == RUN_SUBMISSION:
+    def _note_dropped(self, sender: Any = None, request: Any = None, signum: Any = None, **_: Any) -> None:
+        # Where it tells of a signal in words, a process was ended, and this was in its hands: the one that was to be
+        # ended, perhaps, which we are told of, or the turn after it. It is taken over like that of any dead process.
+        if sender.app is self._app and sender.name == RUN_SUBMISSION and not isinstance(signum, str):
             self._dropped.append(request.id)
 
     def look(self) -> None:

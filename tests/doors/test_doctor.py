@@ -390,7 +390,7 @@ class TestModelsOfClasses:
         """Where the first can be asked, no turn fails for the second; it would be missed where the first one fails."""
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)
         monkeypatch.setenv("THINK_MODEL", "openai/another")
-        importlib.import_module(shop).Keyless.model = ["openai/a", 5]
+        importlib.import_module(shop).Keyless.model = ["openai/a", "nowhere/b"]
 
         text = doctor("-A", shop, "--database-url", sqlite_url).text("models")
 

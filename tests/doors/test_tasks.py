@@ -19,7 +19,13 @@ from think_celery.tasks import ThinkTask, check_content, register, set_limits
 from think_celery.testing import ThinkTest, think_test
 from think_celery.workflow import ThinkWorkflow
 
-NAMES = ["think.outbox.deliver", "think.submission.run", "think.tick", "think.workflow.advance"]
+NAMES = [
+    "think.agent.start",
+    "think.outbox.deliver",
+    "think.submission.run",
+    "think.tick",
+    "think.workflow.advance",
+]
 
 
 class HostsTask(Task):  # type: ignore[type-arg]

@@ -63,11 +63,11 @@ def status(t: ThinkTest, submission: Any) -> str:
     return str(submissions.get(t.rt, submission.submission_id).status)
 
 
-def drop(app: Celery, task_id: str, name: str = RUN_SUBMISSION) -> None:
-    """Say what Celery says when it drops a message."""
-    task = app.tasks[name]
+def drop(app: Celery, task_id: str, name: str = RUN_SUBMISSION, signum: str | int | None = None) -> None:
+    """Say what Celery says when it drops a message, or of what a process that was ended had in hand."""
+    task, terminated = app.tasks[name], signum is not None
     request = type("Context", (), {"id": task_id})
-    signals.task_revoked.send(task, request=request, terminated=False, signum=None, expired=False)
+    signals.task_revoked.send(task, request=request, terminated=terminated, signum=signum, expired=False)
 
 
 def revoke(app: Celery, *task_ids: str, command: str = "revoke", **options: Any) -> None:
@@ -297,6 +297,22 @@ class TestAcceptedAnew:
         worker.look()
 
         assert status(t, again) == "aborted"
+
+
+class TestAProcessThatIsEnded:
+    """Celery ends the process that runs a task; by then it may run the turn after it."""
+
+    @pytest.mark.parametrize(("signum", "ends_as"), [("SIGTERM", "pending"), (15, "aborted")])
+    def test_what_it_had_in_hand(
+        self, t: ThinkTest, app: Celery, worker: Revocations, signum: str | int, ends_as: str
+    ) -> None:
+        """That was not revoked, and is taken over; one that was ended by a stamp is named with the signal's number."""
+        submission = submit("a")
+
+        drop(app, submission.submission_id, signum=signum)
+        worker.look()
+
+        assert status(t, submission) == ends_as
 
 
 class TestMessages:

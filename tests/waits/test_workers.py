@@ -45,10 +45,17 @@ class TestFromAScript:
     def test_a_signal(self, office: Office) -> None:
         """B16: the worker stops, and the partial text is stored when the call returns."""
         controller = AbortController()
-        timer = threading.Timer(1.0, controller.abort, args=("enough",))
-        timer.start()
+
+        def abort() -> None:
+            for event in Echo("signal").listen():
+                if event.text == "half of it":
+                    controller.abort("enough")
+                    break
+
+        listener = threading.Thread(target=abort, daemon=True)
+        listener.start()
         result = Echo("signal").save_messages("slow", signal=controller.signal, timeout=60)
-        timer.join()
+        listener.join(60)
 
         assert (result.status, result.error) == ("aborted", "enough")
         assert result.text == "half of it"

@@ -146,6 +146,8 @@ def _alone(engine: Engine) -> Iterator[Connection]:
             _begin_exclusive(conn)
         else:
             conn.begin()
+            # Alembic may think between two statements for longer than a worker's transaction may stand still.
+            conn.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
             conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
         try:
             yield conn
