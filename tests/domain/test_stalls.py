@@ -155,6 +155,7 @@ class TestAStall:
 
         model = FunctionModel(respond)
         running = Running(live, pool, talker(model=model, chat_recovery=RecoveryLimits(stall=0.3)))
+        running.until(lambda: bool(model.requests))
         running.until(lambda: claims.run(live, running.submission.submission_id).word == "completed")
         release.set()
 

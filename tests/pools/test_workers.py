@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,9 @@ class TestThreads:
         turns = [listener(stage, f"{n % 40}").submit_messages("?").submission_id for n in range(200)]
         stage.until(lambda: ended(stage, *turns), 8 * BOUND, what="ended")
 
-        assert {row_of(stage, turn).status for turn in turns} == {"completed"}
+        assert {(row.status, row.error) for row in map(partial(row_of, stage), turns)} == {
+            ("completed", None)
+        }
         heard = [m.text for n in range(40) for m in listener(stage, f"{n}").messages if m.role == "assistant"]
         assert len(heard) == len(set(heard)) == 200
         assert all(text.endswith(" heard") for text in heard)
