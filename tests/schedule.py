@@ -13,15 +13,14 @@ from xdist.scheduler import LoadScopeScheduling
 APART = (
     "tests/brokers/",
     "tests/crash/",
-    "tests/domain/test_races.py",
-    "tests/domain/test_workflow_races.py",
     "tests/doors/test_cli.py",
     "tests/doors/test_demo.py",
     "tests/faults/",
     "tests/pools/",
     "tests/waits/",
 )
-"""Where each test is a piece of its own: it makes all that it needs, and takes seconds."""
+"""Where each test is a piece of its own: it makes all that it needs, and takes seconds. Not so races in the domain:
+several of them at a time take more connections than a PostgreSQL usually has."""
 
 TOGETHER = ("tests/host/",)
 """Rooms whose tests share workers: each is one piece. Elsewhere a piece is a file."""
