@@ -1,6 +1,9 @@
 """Celery's configuration for a worker that recovers quickly, read by ``celery -A think_celery …`` in this folder.
 
     CELERY_BROKER_URL=redis://localhost:6379/0 celery -A think_celery worker --pool threads --concurrency 8
+    CELERY_BROKER_URL=redis://localhost:6379/0 celery -A think_celery beat
+
+The second fires schedules; any number of either may run.
 
 Always with ``-A``: a plain ``celery worker`` reads this file, too, but for an app of Celery's own, which has none of
 think_celery's tasks and throws their messages away (``think-celery doctor`` says so). An app of yours reads it by
@@ -65,6 +68,14 @@ broker_transport_options = {
 worker_prefetch_multiplier = 1  # a turn is long: no message waits behind one while another worker is idle
 worker_soft_shutdown_timeout = float(os.environ.get("CELERY_SOFT_SHUTDOWN_TIMEOUT", "10"))
 worker_cancel_long_running_tasks_on_connection_loss = False  # rows and leases go on without the broker
+
+# --- the beat -------------------------------------------------------------------------------------
+
+# It fires the schedules of agents, and sends your own entries: beat_schedule = {...}. Where you want another scheduler
+# (say, django-celery-beat's), let that one send think.tick each second instead:
+#   beat_schedule = {"think-tick": {"task": "think.tick", "kwargs": {"schedules": True}, "schedule": 1.0,
+#                                   "options": {"expires": 2}}}
+beat_scheduler = "think_celery.beat:ThinkScheduler"
 
 # --- what Flower shows ----------------------------------------------------------------------------
 

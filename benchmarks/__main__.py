@@ -10,7 +10,21 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import accept, floors, growth, parked, peers, recovery, report, step, streaming, turn, wake
+from benchmarks import (
+    accept,
+    floors,
+    growth,
+    parked,
+    peers,
+    recovery,
+    replay,
+    report,
+    schedules,
+    step,
+    streaming,
+    turn,
+    wake,
+)
 from benchmarks.figures import SIZES, Row, Size
 from benchmarks.place import ROOT, Place, clear_environment, place
 
@@ -18,11 +32,13 @@ MEASUREMENTS: Mapping[str, Callable[[Place, Size], Iterator[Row]]] = {
     "floors": floors.measure,
     "accept": accept.measure,
     "step": step.measure,
+    "replay": replay.measure,
     "turn": turn.measure,
     "streaming": streaming.measure,
     "wake": wake.measure,
     "parked": parked.measure,
     "growth": growth.measure,
+    "schedules": schedules.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
 }
@@ -37,7 +53,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME,…", help=f"some of: {', '.join(MEASUREMENTS)}")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--quick", action="store_const", const="quick", dest="size", help="two minutes; no page"
+        "--quick", action="store_const", const="quick", dest="size", help="five minutes; no page"
     )
     size.add_argument(
         "--tiny", action="store_const", const="tiny", dest="size", help="a try of the code; no page"

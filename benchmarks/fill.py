@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.figures import check, until
 from benchmarks.place import Scene
-from benchmarks.project import Answer1, Nobodys, Waiter
+from benchmarks.project import Answer1, Clerk, Nobodys, Replayed, Waiter
 from benchmarks.wake import park
 from think_celery.ids import AgentRef, WorkflowRef, new_id
 
@@ -48,6 +48,47 @@ def parked(scene: Scene, count: int) -> None:
     _copied(scene, "think_steps", "workflow_key = %s", key, {"workflow_key": "g.key"})
     made = scene.ask("SELECT count(*) FROM think_workflows JOIN think_steps ON workflow_key = key")
     check(made == count + 1, f"{made} parked workflows")
+
+
+def recorded(scene: Scene, count: int) -> WorkflowRef:
+    """A run that has recorded so many steps and waits for an event. A worker must be there to record the first."""
+    name = f"recorded-{count}"
+    scene.agent(Answer1, "recorder").run_workflow(Replayed, {"steps": 1}, workflow_id=name)
+    ref = WorkflowRef(Replayed.workflow_name, name)
+    status = "SELECT status FROM think_workflows WHERE key = %s"
+    until(lambda: scene.ask(status, ref.key) == "waiting", 60, "a workflow that waits", every=0.002)
+    params = scene.ask("SELECT params FROM think_workflows WHERE key = %s", ref.key)
+    more = params.replace("1", str(count))
+    check(more == f'{{"steps":{count}}}', f"the params are {params}")
+    scene.run("UPDATE think_workflows SET params = %s WHERE key = %s", more, ref.key)
+    scene.run("UPDATE think_steps SET position = %s WHERE workflow_key = %s AND step = 'go'", count, ref.key)
+    _given(scene, ((f"step-{number}",) for number in range(1, count)), "step")
+    where = "step = 'step-0' AND m.workflow_key = %s"
+    _copied(scene, "think_steps", where, ref.key, {"step": "g.step", "position": "g.n + 1"})
+    made = scene.ask("SELECT count(*) FROM think_steps WHERE workflow_key = %s", ref.key)
+    check(made == count + 1, f"{made} recorded steps")
+    return ref
+
+
+def schedules(scene: Scene, count: int) -> None:
+    """So many schedules, each of an agent of its own, that are due in the next thirty days, and none just now."""
+    model = scene.agent(Clerk, "model")
+    made = model.schedule("3 days", model.note, "it").schedule_id
+    _given(
+        scene,
+        (
+            (new_id(), AgentRef(Clerk.agent_class, name).id, name)
+            for name in (f"clerk-of-{n}" for n in range(count))
+        ),
+        "id",
+        "agent",
+        "name",
+    )
+    later = "m.next_run_at + g.n * 2592000000000 / (SELECT count(*) FROM given)"  # evenly over thirty days
+    fresh = {"id": "g.id", "key": "g.id", "agent_id": "g.agent", "agent_name": "g.name"}
+    _copied(scene, "think_schedules", "id = %s", made, {**fresh, "next_run_at": later, "due_at": later})
+    stored = scene.ask("SELECT count(*) FROM think_schedules WHERE due_at IS NOT NULL AND ended_at IS NULL")
+    check(stored == count + 1, f"{stored} schedules")
 
 
 def history(scene: Scene, count: int) -> list[str]:

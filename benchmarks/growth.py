@@ -82,12 +82,13 @@ def _compared(
     for side in (small, large):
         side.scene.run("ANALYZE")  # as autovacuum does a minute after so many rows were inserted
     for what, operation in operations.items():
-        yield _row(f"{what}, {held}", size, operation, size.pick(1, 8, 15), small, large)
-    passes = _row(f"pass of the tick, {held}", size, _tick, size.pick(1, 5, 10), small, large)
+        yield compared(f"{what}, {held}", size, operation, size.pick(1, 8, 15), small, large)
+    passes = compared(f"pass of the tick, {held}", size, _tick, size.pick(1, 5, 10), small, large)
     yield replace(passes, budget=tick_budget)
 
 
-def _row(what: str, size: Size, operation: Operation, each: int, small: Side, large: Side) -> Row:
+def compared(what: str, size: Size, operation: Operation, each: int, small: Side, large: Side) -> Row:
+    """The operation in both databases, in turn, *each* times in a round."""
     floor, ours = sampled(
         size,
         each,

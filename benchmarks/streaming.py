@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.figures import Row, Size, check, in_turn, ratio_at_least
@@ -15,12 +16,14 @@ SHARE = 0.7
 RATE = 50.0  # tokens a second of one stream
 READERS = "plain httpx readers"
 LATE = 1.1  # a stream that takes that much longer than its pace is late
+ROUNDS = 3  # at most: one round of each takes ten seconds, whatever the machine
 
 Told = dict[str, float]
 
 
 def measure(place: Place, size: Size) -> Iterator[Row]:
     """Each in a process of its own; the server in another."""
+    size = replace(size, rounds=min(size.rounds, ROUNDS))
     with model_server() as url, place.scene() as scene:
         for pool in ("threads",) if size.name != "full" else ("threads", "gevent"):
             yield from _bursts(pool, scene, url, size)

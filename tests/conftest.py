@@ -19,7 +19,8 @@ from tests import servers
 _SCRUBBED = re.compile(
     r"(THINK|CELERY|OPENAI|ANTHROPIC|DJANGO|FLASK)_.*|(DATABASE|REDIS|BROKER)_URL|.*_PROXY", re.IGNORECASE
 )
-for _name in [name for name in os.environ if _SCRUBBED.fullmatch(name) and name != "THINK_TEST_SERVERS"]:
+_OURS = {"THINK_TEST_SERVERS", "THINK_ROUNDS"}
+for _name in [name for name in os.environ if _SCRUBBED.fullmatch(name) and name not in _OURS]:
     del os.environ[_name]
 
 # A run starts hundreds of interpreters. Where none may write what it has compiled (as in many images), each compiles
@@ -28,6 +29,51 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 ON_SERVERS = {"postgres", "postgres_url", "redis_url"}
+
+
+LOCKS = (
+    "claims",
+    "crossing_callers",
+    "crossings",
+    "ends",
+    "fence",
+    "finish_line",
+    "firing",
+    "interactions",
+    "jobs",
+    "leases",
+    "lines",
+    "listing",
+    "open_transactions",
+    "outbox",
+    "removal",
+    "reset",
+    "retention",
+    "schedules",
+    "step_transactions",
+    "submissions",
+    "sweep",
+    "tick",
+    "waits",
+)
+"""Files of ``tests/domain`` (the ends of their names) with the statements and locks whose meaning a server decides."""
+
+
+OTHER_POOLS = {"threads", "gevent", "solo"}
+"""Of a test in each pool that with prefork is run on any server: what pools do differently is the same on all."""
+
+
+def asks_the_server(item: pytest.Item) -> bool:
+    """Whether another build of a server might do differently there: rules that rest on others' statements may not."""
+    file = item.nodeid.partition("::")[0].removesuffix(".py")
+    if file.startswith("tests/crash/") and not file.endswith(("every_pool", "lost_messages")):
+        return False  # their broker is in memory, and what they leave are rows
+    call = getattr(item, "callspec", None)
+    if call is not None and not OTHER_POOLS.isdisjoint(
+        each for each in call.params.values() if isinstance(each, str)
+    ):
+        return False
+    return not file.startswith("tests/domain/") or file.endswith((*LOCKS, "races"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,8 +89,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if ON_SERVERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.services)
-            if item.get_closest_marker("once") is None:
-                item.add_marker(pytest.mark.any_server)
+        if (
+            item.get_closest_marker("services")
+            and not item.get_closest_marker("once")
+            and asks_the_server(item)
+        ):
+            item.add_marker(pytest.mark.any_server)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,7 +138,7 @@ def no_messages_of_others() -> None:
 
 # --- databases ------------------------------------------------------------------------------------
 
-BOTH = ["sqlite", pytest.param("postgresql", marks=[pytest.mark.services, pytest.mark.any_server])]
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.services)]
 
 
 @pytest.fixture(params=BOTH)

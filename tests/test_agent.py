@@ -9,9 +9,10 @@ import pytest
 
 import think_celery
 from tests.domain.flows import worker
-from think_celery.agent import Think
-from think_celery.domain import claims, hooks, submissions
-from think_celery.domain.receipts import Submission
+from think_celery.agents.think import Think
+from think_celery.domain.agents import hooks
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.submissions.receipts import Submission
 from think_celery.errors import (
     AsyncNotSupported,
     DuplicateName,

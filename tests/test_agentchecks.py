@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from think_celery import ChatAgent, MisspeltName, Think, tool
+from think_celery import ChatAgent, MisspeltName, Think, ThinkWorkflow, tool
 from think_celery.errors import InvalidClass
 from think_celery.runtime import agent_classes
 
@@ -170,3 +170,44 @@ class TestNearMisses:
             warnings.simplefilter("error")
             warnings.simplefilter("ignore", MisspeltName)
             made(Think, before_trun=hook)
+
+
+class TestConstructors:
+    def test_what_a_worker_could_not_make_is_refused(self) -> None:
+        """A worker knows an agent's name and nothing else: its turn would end in Python's own TypeError."""
+
+        def init(self: Any, name: str, tenant: str) -> None:
+            """As one that takes more than a name."""
+
+        with pytest.raises(InvalidClass, match=r"makes each agent from its name alone: Checked\(name\)"):
+            made(Think, __init__=init)
+
+    def test_one_that_takes_more_if_it_is_given(self) -> None:
+        """As in tests of one's own, where a client is passed in."""
+
+        def init(self: Any, name: str, client: Any = None) -> None:
+            Think.__init__(self, name)
+            self.client = client
+
+        assert made(Think, __init__=init)("a", "client").client == "client"
+
+    def test_one_that_forgets_its_base_is_told_so(self) -> None:
+        """At its first use, in words, not by an attribute of ours that nobody has heard of."""
+
+        def init(self: Any, name: str) -> None:
+            self.cache = name
+
+        with pytest.raises(InvalidClass, match=r"__init__ has not called super\(\)\.__init__\(name\)"):
+            made(Think, __init__=init)("a").submit_messages("Hi")
+
+    def test_a_workflow_is_made_without_arguments(self) -> None:
+        """Anew each time its run goes on: what a run needs is in its params."""
+
+        def init(self: Any, client: Any) -> None:
+            """As one that takes something."""
+
+        def run(self: Any, event: Any, step: Any) -> None:
+            """Nothing."""
+
+        with pytest.raises(InvalidClass, match=r"can't be called without arguments.*event\.payload"):
+            type("Checked", (ThinkWorkflow,), {"__init__": init, "run": run})

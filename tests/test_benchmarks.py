@@ -19,6 +19,7 @@ FRESH = {
     "think_workflows": {"key", "workflow_id", "agent_name", "wake_at"},
     "think_steps": {"workflow_key", "deadline_at"},
     "think_messages": {"seq", "agent_id", "message_id", "position"},
+    "think_schedules": {"id", "key", "agent_id", "agent_name", "next_run_at", "due_at"},
     "think_submissions": {"seq", "id", "agent_id", "agent_name", "knock_at", "knocks", "queue"},
 }
 """The columns in which a row that was filled in may differ from one that the engine made, times of making aside."""
@@ -33,6 +34,7 @@ def at() -> Iterator[Place]:
 
 
 @pytest.mark.services
+@pytest.mark.once
 class TestMeasurements:
     @pytest.mark.parametrize("name", command.OURS)
     def test_each_measures_something(self, at, name):
@@ -93,6 +95,9 @@ class TestMeasurements:
             for role in ("user", "assistant"):
                 spoken, copied = (AgentRef(Answer1.agent_class, name).id for name in ("talker", talker))
                 assert row("think_messages", one, spoken, role) == row("think_messages", one, copied, role)
+            fill.schedules(scene, 2)
+            noted = [row("think_schedules", "agent_name = %s", it) for it in ("model", "clerk-of-1")]
+            assert noted[0] == noted[1]
             waiting = AgentRef(Nobodys.agent_class, "nobodys-1").id
             assert row("think_submissions", "id = %s", real) == row(
                 "think_submissions", "agent_id = %s", waiting

@@ -106,9 +106,10 @@ class TestTheFile:
             for name, service in services.items()
         }
 
-        assert set(services) == {"redis", "postgres", "migrate", "worker", "flower"}
+        assert set(services) == {"redis", "postgres", "migrate", "worker", "beat", "flower"}
         assert ready["migrate"] == {"postgres": "service_healthy"}
         assert ready["worker"] == {"migrate": "service_completed_successfully", "redis": "service_healthy"}
+        assert ready["beat"] == {"migrate": "service_completed_successfully"}
         assert ready["flower"] == {"redis": "service_healthy"}
         assert {name for name, service in services.items() if "healthcheck" not in service} == {"migrate"}
 
@@ -258,6 +259,24 @@ class TestTheContainers:
         assert after.returncode == 1
         assert "does not answer" in after.stdout
         assert (submitted.stdout, code) == ("7\n", 0), submitted.stderr
+
+    def test_a_beat_is_healthy_while_it_fires(self, containers: Containers) -> None:
+        """And not before. SIGTERM ends it in order, and it may start again with what it has kept."""
+        containers.run("migrate", containers.command("migrate"))
+        (containers.folder / "demo").mkdir(exist_ok=True)  # the image has it
+        before = containers.check("beat")
+        codes = []
+        for _ in range(2):
+            with containers.started("beat") as beat:
+                containers.healthy("beat", beat, "beat: Starting...")
+                beat.send_signal(signal.SIGTERM)
+                codes.append(beat.wait(PATIENCE))
+        banner = (containers.folder / "beat.log").read_text()
+
+        assert before.returncode == 1
+        assert "Nobody has looked at schedules ever" in before.stdout
+        assert codes == [0, 0], banner
+        assert "no agent has a schedule yet" in banner
 
     def test_flower_is_healthy(self, containers: Containers) -> None:
         """It starts on the broker alone, and knows neither the database nor a key."""

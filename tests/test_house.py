@@ -10,13 +10,12 @@ LONGEST = 400  # lines; a longer module is split by noun
 
 FLOORS = (
     "errors states messages tools approvals recurrence serialization settings protocols retries durations schemas "
-    "signals signatures classes records recoveries jsontext clock ids breaker forks native logs described names "
-    "turnhooks concurrency plain",
+    "signals signatures classes records jsontext clock ids breaker forks native logs described names hooks "
+    "cadence concurrency plain scheduled wording",
     "store events providers",
     "runtime domain",
-    "agent agenthandle agentchecks agentturns agentwaiting agentinteractions agentmessages agentrecovery agentstate "
-    "agentlife agentworkflows chatagent workflow workflows client",
-    "tasks beat mail web memory brokers publishing worker revoked inspection stops",
+    "agents workflow workflows clients",
+    "tasks publictasks beat metronome mail web memory brokers publishing worker",
     "__init__ app celery cli embedded testing demo contrib",
 )
 NAMES = ("ground", "cellar", "domain", "porch", "doors", "hall")
@@ -26,7 +25,7 @@ GROUND, DOORS, HALL = (set(FLOORS[height].split()) for height in (0, 4, 5))
 ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that may import it
     "celery": DOORS | HALL,
     "kombu": DOORS | HALL,
-    "billiard": {"stops"},  # only it says whether this process is a child of the prefork pool
+    "billiard": {"worker.stops"},  # only it says whether this process is a child of the prefork pool
     "sqlalchemy": {"store", "events.sql"},
     "alembic": {"store"},
     "psycopg": {"store"},
@@ -34,7 +33,7 @@ ROOMS: dict[str, set[str]] = {  # a library, and the only rooms or modules that 
     "pydantic_ai": {"providers"},
     "redis": {"events.redis", "events.redis_ears"} | HALL,
     "pydantic": GROUND | {"providers", "demo"},
-    "pydantic_core": GROUND | {"providers"},
+    "pydantic_core": GROUND | {"providers", "events.redis"},
     "jsonschema": GROUND | {"providers"},
     "cronsim": {"recurrence"},
     "pytimeparse2": {"durations"},

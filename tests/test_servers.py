@@ -102,3 +102,19 @@ class TestTheEnd:
         assert gone(int(pid))
         assert not Path(folder).exists()
         assert left == []
+
+
+def test_more_rounds_of_the_races_can_be_asked_for():
+    """THINK_ROUNDS reaches the tests; all else whose name begins so is a developer's own, and does not."""
+    script = (
+        "import os, tests.conftest; from tests.domain import test_control_races, test_fanout_races, test_finish_line;"
+        "races = (test_control_races, test_fanout_races, test_finish_line);"
+        "print({each.ROUNDS for each in races}, 'THINK_MODEL' in os.environ)"
+    )
+    given = {**os.environ, "THINK_ROUNDS": "7", "THINK_MODEL": "openai/x"}
+
+    ran = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=given, capture_output=True, text=True, timeout=60
+    )
+
+    assert (ran.stdout.strip(), ran.stderr) == ("{7} False", "")

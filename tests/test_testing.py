@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from think_celery import Think, ThinkWorkflow
-from think_celery.domain import submissions
+from think_celery.domain.submissions import submissions
 from think_celery.errors import ModelError, NotConfigured, WorkflowError
 from think_celery.providers.openai import OpenAIModel
 from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, fail, say

@@ -1,40 +1,28 @@
 """Durable agent turns and durable workflows on the Celery, Redis and SQL database that you have."""
 
-from think_celery.agent import Think
+from think_celery.agents.chat import ChatAgent
+from think_celery.agents.think import Think
 from think_celery.app import ThinkCelery
-from think_celery.chatagent import ChatAgent
-from think_celery.client import ThinkClient, current
+from think_celery.clients.client import ThinkClient, current
 from think_celery.concurrency import Debounce
-from think_celery.domain.decisions import InteractionResult
-from think_celery.domain.interactions import PendingInteraction
-from think_celery.domain.live import LiveEvent
-from think_celery.domain.receipts import Submission
-from think_celery.domain.replay import StepContext
-from think_celery.domain.runs import WorkflowRun
-from think_celery.domain.usage import TokenUsage
-from think_celery.domain.waiting import SaveMessagesResult
-from think_celery.domain.waits import Approval, ReceivedEvent
+from think_celery.domain.conversation.decisions import InteractionResult
+from think_celery.domain.conversation.interactions import PendingInteraction
+from think_celery.domain.conversation.live import LiveEvent
+from think_celery.domain.jobs.fiberruns import Fiber
+from think_celery.domain.jobs.jobrecords import FiberRun, Job
+from think_celery.domain.pages import Page
+from think_celery.domain.schedules.schedulerecords import Schedule, ScheduleKind, ScheduleSlot
+from think_celery.domain.steps.prompthandles import PromptHandle
+from think_celery.domain.steps.waits import Approval, ReceivedEvent
+from think_celery.domain.submissions.receipts import Submission
+from think_celery.domain.submissions.waiting import SaveMessagesResult
+from think_celery.domain.turns.usage import TokenUsage
+from think_celery.domain.workflows.replay import StepContext
+from think_celery.domain.workflows.runs import WorkflowRun
 from think_celery.errors import NonRetryableError, StepError, ThinkError
-from think_celery.messages import UIMessage
-from think_celery.names import MisspeltName
-from think_celery.protocols import (
-    Finish,
-    ForcedTool,
-    ReasoningDelta,
-    ReasoningEnd,
-    StepMetadata,
-    TextDelta,
-    ToolCallComplete,
-    ToolCallDelta,
-    ToolResult,
-    Usage,
-)
-from think_celery.recoveries import Recovery, RecoveryContext, RecoveryLimits
-from think_celery.retries import Retry
-from think_celery.signals import AbortController, AbortSignal
-from think_celery.states import InteractionStatus, SubmissionStatus, WorkflowStatus
-from think_celery.tools import Tool, ToolContext, client_tool, tool
-from think_celery.turnhooks import (
+from think_celery.hooks.fibers import FiberRecovery, FiberRecoveryContext
+from think_celery.hooks.recoveries import Recovery, RecoveryContext, RecoveryLimits
+from think_celery.hooks.turns import (
     ChatContext,
     ChatErrorContext,
     ChatResponseResult,
@@ -51,6 +39,33 @@ from think_celery.turnhooks import (
     has_tool_call,
     step_count_is,
 )
+from think_celery.hooks.workflows import WorkflowNews
+from think_celery.messages import UIMessage
+from think_celery.names import MisspeltName
+from think_celery.protocols import (
+    Finish,
+    ForcedTool,
+    ReasoningDelta,
+    ReasoningEnd,
+    StepMetadata,
+    TextDelta,
+    ToolCallComplete,
+    ToolCallDelta,
+    ToolResult,
+    Usage,
+)
+from think_celery.retries import Retry
+from think_celery.scheduled import ReconciledTasks, ScheduledTask, ScheduledTaskContext
+from think_celery.signals import AbortController, AbortSignal
+from think_celery.states import (
+    InteractionStatus,
+    JobStatus,
+    SlotStatus,
+    SubmissionStatus,
+    TurnKind,
+    WorkflowStatus,
+)
+from think_celery.tools import Tool, ToolContext, client_tool, tool
 from think_celery.workflow import ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
 
 __all__ = [
@@ -63,23 +78,38 @@ __all__ = [
     "ChatResponseResult",
     "ChunkContext",
     "Debounce",
+    "Fiber",
+    "FiberRecovery",
+    "FiberRecoveryContext",
+    "FiberRun",
     "Finish",
     "ForcedTool",
     "InteractionResult",
     "InteractionStatus",
+    "Job",
+    "JobStatus",
     "LiveEvent",
     "MisspeltName",
     "ModelStepContext",
     "NonRetryableError",
+    "Page",
     "PendingInteraction",
+    "PromptHandle",
     "ReasoningDelta",
     "ReasoningEnd",
     "ReceivedEvent",
+    "ReconciledTasks",
     "Recovery",
     "RecoveryContext",
     "RecoveryLimits",
     "Retry",
     "SaveMessagesResult",
+    "Schedule",
+    "ScheduleKind",
+    "ScheduleSlot",
+    "ScheduledTask",
+    "ScheduledTaskContext",
+    "SlotStatus",
     "StatusChange",
     "StepConfig",
     "StepContext",
@@ -106,9 +136,11 @@ __all__ = [
     "ToolResultContext",
     "TurnConfig",
     "TurnContext",
+    "TurnKind",
     "UIMessage",
     "Usage",
     "WorkflowEvent",
+    "WorkflowNews",
     "WorkflowRun",
     "WorkflowStatus",
     "client_tool",

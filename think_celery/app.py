@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, current_task, signals
 
-from think_celery import brokers, inspection, publishing
-from think_celery.client import ThinkClient
+from think_celery import brokers, forks, publishing
+from think_celery.clients.client import ThinkClient
 from think_celery.clock import SystemClock
 from think_celery.events.choice import Broker, event_log
 from think_celery.events.redis_url import is_redis_url
@@ -22,11 +22,23 @@ from think_celery.store import migrate
 from think_celery.store.database import Database
 from think_celery.store.joined import joined
 from think_celery.tasks import register
-from think_celery.worker import TickStep
+from think_celery.worker import inspection
+from think_celery.worker.bootsteps import TickStep
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
+
+
+_wiring = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _wiring
+    _wiring = threading.RLock()
+
+
+forks.in_child(_renew_lock)
 
 
 class ThinkCelery(ThinkClient):
@@ -39,30 +51,44 @@ class ThinkCelery(ThinkClient):
     app: Celery
     consumes: frozenset[str]
     """The queues that the worker of this process consumes; none where there is no worker."""
+    fires_schedules: bool
+    """Whether a worker of this process fires schedules, although no setting says so."""
 
     def __new__(cls, app: Celery) -> "ThinkCelery":
-        existing = getattr(app, "think", None)
-        if isinstance(existing, ThinkCelery):
-            set_current(lambda: existing.runtime)
-            return existing
+        # Of threads that come at once one wires it, and the others find all of it; so does a child that is born then.
+        with forks.uncut(), _wiring:
+            made = getattr(app, "think", None)
+            if not isinstance(made, ThinkCelery):
+                made = cls._wired(app)
+            set_current(lambda: made.runtime)
+            return made
+
+    @classmethod
+    def _wired(cls, app: Celery) -> "ThinkCelery":
         self = super().__new__(cls)
         self.app = app
-        self._lock = threading.RLock()
+        self._renew_lock()
+        forks.in_child(self._renew_lock)
         self._runtime = None
         self.consumes = frozenset()
-        app.think = self  # type: ignore[attr-defined,unused-ignore]
+        self.fires_schedules = False
         register(app, lambda: self.runtime)
         inspection.register(app, lambda: self.runtime)
         app.steps["worker"].add(TickStep)
         signals.import_modules.connect(self._import_classes, sender=app, weak=False)
         signals.worker_shutdown.connect(self._end, weak=False)
         signals.worker_process_shutdown.connect(self._end_child, weak=False)
-        set_current(lambda: self.runtime)
+        app.think = self  # type: ignore[attr-defined,unused-ignore]
         return self
 
     _lock: threading.RLock
     _runtime: Runtime | None
     _publisher: Publisher
+    _lengths: brokers.Lengths
+
+    def _renew_lock(self) -> None:
+        # A thread of the parent that made the runtime when the child was born would hold it for ever.
+        self._lock = threading.RLock()
 
     @property
     def runtime(self) -> Runtime:
@@ -71,7 +97,10 @@ class ThinkCelery(ThinkClient):
         Raises:
             InvalidSetting: A setting is unknown or unfit.
         """
-        with self._lock:
+        made = self._runtime
+        if made is not None:
+            return made
+        with forks.uncut(), self._lock:
             if self._runtime is None:
                 self._runtime = self._make_runtime()
             return self._runtime
@@ -87,6 +116,7 @@ class ThinkCelery(ThinkClient):
         )
         log = event_log(settings, db, _broker(self.app))
         self._publisher = Publisher(self.app, clock)
+        self._lengths = brokers.Lengths(self.app, clock)
         return Runtime(
             settings=settings,
             clock=clock,
@@ -95,6 +125,8 @@ class ThinkCelery(ThinkClient):
             live=LiveWriter(log),
             knock=self._publisher,
             sentinel=brokers.sentinel(self.app, brokers.identity(db.url), clock),
+            waiting=self._waiting,
+            timezone=str(self.app.conf.timezone or "UTC"),
             takes=self._takes,
             in_task=self._in_task,
         )
@@ -103,6 +135,10 @@ class ThinkCelery(ThinkClient):
         if self.app.conf.task_always_eager:
             return True
         return bool(self.consumes) and publishing.queue_of(self.app, knock) in self.consumes
+
+    def _waiting(self, knock: Knock) -> int | None:
+        queue = None if self.app.conf.task_always_eager else publishing.queue_of(self.app, knock)
+        return None if queue is None else self._lengths.of(queue)
 
     def _in_task(self) -> bool:
         return bool(self.app.conf.task_always_eager or current_task)
@@ -129,14 +165,15 @@ class ThinkCelery(ThinkClient):
         """Give back what this process holds here: threads, connections, its row. The next use begins anew."""
         with self._lock:
             runtime, self._runtime = self._runtime, None
-        if runtime is not None:
-            runtime.close()
-            self._publisher.close()
+            held = () if runtime is None else (runtime, self._publisher, self._lengths)
+        for each in held:
+            each.close()
 
     def stop(self) -> None:
         """Have the work in hand handed over, and take no more: this worker stops."""
-        if self._runtime is not None:
-            self._runtime.stopping.abort("the worker is shutting down")
+        runtime = self._runtime
+        if runtime is not None:
+            runtime.stopping.abort("the worker is shutting down")
 
     def _end_child(self, **_: Any) -> None:
         self.close()  # of the prefork pool: without it the child would look as if it had crashed

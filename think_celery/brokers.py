@@ -32,6 +32,8 @@ VISIBILITY_SECONDS, RESTORE_INTERVAL, RESTORE_THROTTLE = 3600, 10, 10
 
 RESTORE_WITHIN_SECONDS = 10
 
+_inherited: list[Connection] = []  # a parent's, kept so that no finalizer in the child shuts its socket down
+
 
 def connection(app: Celery, seconds: float) -> Connection:
     """A connection of its own, which gives up each read, write and connect after so many seconds, unlike Celery's.
@@ -152,6 +154,61 @@ def sentinel(app: Celery, database: str, clock: Clock) -> RedisSentinel | None:
         return RedisSentinel(app, database, clock) if is_redis(app) else None
     except Exception:  # an unfit URL: whoever uses it says so
         return None
+
+
+# --- how much waits there? ------------------------------------------------------------------------
+
+
+class Lengths:
+    """Says how many messages wait in a queue of the broker.
+
+    While the broker can't be asked, nothing is known, and it is asked again after five seconds.
+    """
+
+    _connection: Connection | None = None
+
+    def __init__(self, app: Celery, clock: Clock) -> None:
+        self._app, self._breaker = app, Breaker(clock, rest_seconds=REST_SECONDS)
+        self._forget()
+        forks.in_child(self._forget)
+
+    def _forget(self) -> None:
+        if self._connection is not None:
+            _inherited.append(self._connection)
+        self._lock, self._connection = threading.Lock(), None
+
+    def of(self, queue: str) -> int | None:
+        """The messages that no worker has taken yet; ``None`` where that is not known."""
+        if self._breaker.rests() or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._connection is None:
+                self._connection = connection(self._app, LOOK_SECONDS)
+            length = self._ask(self._connection, queue)
+            self._breaker.succeeded()
+            return length
+        except Exception as error:
+            self.close()
+            self._breaker.failed()
+            logger.debug("the broker does not say how much waits in %s: %s", queue, type(error).__name__)
+            return None
+        finally:
+            self._lock.release()
+
+    def _ask(self, connection: Connection, queue: str) -> int:
+        try:
+            channel: Any = connection.default_channel
+            return int(channel.queue_declare(queue, passive=True).message_count)
+        except connection.channel_errors as error:
+            if str(getattr(error, "reply_code", "")) != "404":
+                raise
+            self.close()  # there is no such queue; RabbitMQ has closed the channel, too
+            return 0
+
+    def close(self) -> None:
+        """Close the connection; the next look opens another."""
+        connection, self._connection = self._connection, None
+        release(connection)
 
 
 def identity(url: Any) -> str:

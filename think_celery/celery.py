@@ -17,6 +17,7 @@ from think_celery.memory import default_to_memory, is_in_memory
 CONFIGURATION = "celeryconfig"
 
 DEFAULTS = {
+    "beat_scheduler": "think_celery.beat:ThinkScheduler",
     "broker_connection_retry_on_startup": True,
     "worker_prefetch_multiplier": 1,
     "imports": ["think_celery.demo.agents"],

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from think_celery.signals import AbortSignal
 
+_STEADY: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -18,6 +19,19 @@ def to_microseconds(moment: datetime) -> int:
             "Pass an aware datetime, such as datetime.now(timezone.utc)."
         )
     return (moment - EPOCH) // MICROSECOND
+
+
+def to_milliseconds(moment: datetime) -> int:
+    """Milliseconds since 1970 of an aware datetime, as JavaScript has it; a naive one is refused."""
+    return to_microseconds(moment) // 1000
+
+
+def can_be_told(moment: datetime) -> bool:
+    """Whether an aware datetime can be told in UTC, where dates begin with the year 1 and end with the year 9999."""
+    try:
+        return moment.astimezone(UTC) is not None
+    except (OverflowError, ValueError):
+        return False
 
 
 def from_microseconds(stored: int) -> datetime:
@@ -51,9 +65,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     def elapsed(self) -> float:
-        if hasattr(time, "CLOCK_BOOTTIME"):
-            return time.clock_gettime(time.CLOCK_BOOTTIME)
-        return time.monotonic()
+        return time.clock_gettime(_STEADY)
 
     def sleep(self, seconds: float, signal: AbortSignal | None = None) -> None:
         if signal is None:

@@ -7,11 +7,15 @@ from pydantic import TypeAdapter, ValidationError
 from pytimeparse2 import parse as parse_words
 
 from think_celery.errors import InvalidDuration
+from think_celery.wording import shown
 
 Duration = float | int | timedelta | str
 
 LONGEST, LONGEST_WORDS = timedelta(days=250 * 365), "250 years"
 """The longest span: dates and the waits of threads (292 years) overflow with more."""
+
+LONGEST_TEXT, SHOWN = 1000, 60
+"""Characters that words may have, and how many of longer ones an error shows."""
 
 _ISO_8601 = TypeAdapter(timedelta)
 
@@ -26,19 +30,24 @@ def as_timedelta(given: Duration, name: str | None = None) -> timedelta:
         name: The argument or setting that it was written for; the error repeats it.
 
     Raises:
-        InvalidDuration: It can't be read, is negative, not finite, or longer than 250 years.
+        InvalidDuration: It can't be read, has more than 1,000 characters, is negative, not finite, or longer than 250
+            years.
     """
-    shown = repr(given) if name is None else f"{name}={given!r}"
+    too_long = isinstance(given, str) and len(given) > LONGEST_TEXT
+    text = repr(given[:SHOWN] + "…") if isinstance(given, str) and too_long else shown(given)
+    told = text if name is None else f"{name}={text}"
+    if too_long:
+        raise InvalidDuration(told)
     try:
         span = _read(given)
     except OverflowError:
-        raise InvalidDuration(shown, LONGEST_WORDS) from None
+        raise InvalidDuration(told, LONGEST_WORDS) from None
     except ValueError:  # Pydantic's ValidationError is one
         span = None
     if span is None or span < timedelta(0):
-        raise InvalidDuration(shown)
+        raise InvalidDuration(told)
     if span > LONGEST:
-        raise InvalidDuration(shown, LONGEST_WORDS)
+        raise InvalidDuration(told, LONGEST_WORDS)
     return span
 
 

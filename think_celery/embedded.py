@@ -1,4 +1,4 @@
-"""A worker and the tick inside this process: no server is needed."""
+"""A worker, the tick and schedules inside this process: no server is needed."""
 
 import threading
 from collections.abc import Iterator
@@ -21,12 +21,17 @@ _one = threading.Lock()
 
 
 @contextmanager
-def embedded(think: ThinkCelery, *, concurrency: int = 4) -> Iterator[None]:
+def embedded(think: ThinkCelery, *, concurrency: int = 4, schedules: bool = True) -> Iterator[None]:
     """Run a Celery worker of this app in threads of this process while the block runs.
 
     Leaving the block stops it: unfinished turns and workflows are stored and handed over, and go on when
     a worker starts again. Signals and logging stay as they are. While it runs, this app is Celery's default
     app of the process.
+
+    Args:
+        think: The app's.
+        concurrency: How many turns, steps and jobs may run at once.
+        schedules: Whether it fires the schedules of agents, so that no beat is needed.
 
     Raises:
         ConfigurationError: There is one in this process already (Celery allows one), or it could not start.
@@ -37,7 +42,7 @@ def embedded(think: ThinkCelery, *, concurrency: int = 4) -> Iterator[None]:
             "start the other worker in a process of its own."
         )
     try:
-        worker = _Embedded(think, concurrency)
+        worker = _Embedded(think, concurrency, schedules)
         try:
             worker.start()
             yield
@@ -48,8 +53,8 @@ def embedded(think: ThinkCelery, *, concurrency: int = 4) -> Iterator[None]:
 
 
 class _Embedded:
-    def __init__(self, think: ThinkCelery, concurrency: int) -> None:
-        self._think, self._concurrency = think, concurrency
+    def __init__(self, think: ThinkCelery, concurrency: int, schedules: bool) -> None:
+        self._think, self._concurrency, self._schedules = think, concurrency, schedules
         self._ready = threading.Event()
         self._failures: list[BaseException] = []
         # celery-types know neither of these
@@ -60,6 +65,7 @@ class _Embedded:
     def start(self) -> None:
         """Return when it consumes."""
         self._think.runtime  # noqa: B018 - a wrong setting is the caller's to see, as it is
+        self._think.fires_schedules = self._schedules
         self._thread.start()
         if not self._ready.wait(START_SECONDS) or self._failures:
             raise ConfigurationError(
@@ -104,6 +110,7 @@ class _Embedded:
                 self._thread.join(timeout=STOP_SECONDS)
         finally:
             state.should_stop = None
+            self._think.fires_schedules = False
             # Else Celery takes the whole process for a task for ever, where nobody may wait for a result.
             getattr(_state, "_set_task_join_will_block")(self._waits_block)  # noqa: B009
             if self._default is not None:

@@ -27,6 +27,11 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:22]
 
 
+def key_part(text: str) -> str:
+    """*text* as a part of a key whose parts are told from each other by colons: it has none left."""
+    return text.replace("%", "%25").replace(":", "%3A")
+
+
 @dataclass(frozen=True, slots=True)
 class AgentRef:
     """Which agent: the registered name of its class, and its own name."""

@@ -1,14 +1,23 @@
 """What may be a name or an id that users give: to agents, workflows, events, steps, submissions."""
 
-from typing import Any
+import difflib
+from dataclasses import fields
+from functools import wraps
+from typing import Any, TypeVar
 from uuid import UUID
 
 from think_celery.errors import InvalidValue
+from think_celery.wording import shown
+
+Made = TypeVar("Made")
 
 
 class MisspeltName(UserWarning):
     """A class of agents has a public name that looks like a hook or an attribute of ours, misspelt."""
 
+
+MAX_KEY = 500
+"""Characters of an idempotency key: longer ones don't fit into an index of PostgreSQL, if each takes four bytes."""
 
 RESERVED = "think-"
 """The beginning of keys and event types that are the engine's own."""
@@ -46,5 +55,22 @@ def check_name(
     if problem is None and reserved and value.startswith(RESERVED):
         problem = f"what begins with {RESERVED!r} is reserved for the engine. Choose another beginning"
     if problem is not None:
-        shown = value[:60] if isinstance(value, str) else value
-        raise InvalidValue(f"{what}={shown!r}: {problem}.")
+        text = repr(value[:60]) if isinstance(value, str) else shown(value)
+        raise InvalidValue(f"{what}={text}: {problem}.")
+
+
+def refuse_unknown(made: type[Made]) -> type[Made]:
+    """Let a dataclass refuse a field that it does not have with our error, which says the name that may be meant."""
+    cls: Any = made
+    known, init = [each.name for each in fields(cls)], cls.__init__
+
+    @wraps(init)
+    def checked(self: Any, **given: Any) -> None:
+        for name in given.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"Did you mean {near[0]}?" if near else f"It has {', '.join(known)}."
+            raise InvalidValue(f"{cls.__name__} has no {name}. {meant}")
+        init(self, **given)
+
+    cls.__init__ = checked
+    return made

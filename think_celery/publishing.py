@@ -227,7 +227,8 @@ class _Sender(threading.Thread):
         self._busy_since = self._clock.elapsed()
         try:
             if self._connection is None:
-                self._connection = _BrokerConnection(self._app)
+                with forks.uncut():
+                    self._connection = _BrokerConnection(self._app)
             for knock, parents in knocks:
                 self._connection.send(knock, parents)
             self._connection.flush()
@@ -293,7 +294,7 @@ class _BrokerConnection:
             argsrepr="()",
             kwargsrepr=repr(knock.shows),
             root_id=knock.root_id or parents.get("root_id"),
-            parent_id=parents.get("parent_id"),
+            parent_id=parents.get("parent_id") or _first_of(knock),
             create_sent_event=self._announced,
             ignore_result=True,
             origin=self._origin,
@@ -329,6 +330,14 @@ def _apply(app: Celery, knock: Knock) -> None:
     if knock.queue is not None:
         options["queue"] = knock.queue
     app.tasks[knock.task].apply_async(kwargs=knock.kwargs, task_id=knock.task_id, **options)
+
+
+def _first_of(knock: Knock) -> str | None:
+    """The first task of the chain that a message belongs to, unless it is that one.
+
+    It stands for who has sent it where no task has: the tick, that found it missing, or a client.
+    """
+    return None if knock.root_id == knock.task_id else knock.root_id
 
 
 def _parents() -> dict[str, Any]:

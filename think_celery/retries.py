@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import InvalidValue
+from think_celery.wording import a_type
 
 Backoff = Literal["exponential", "linear", "constant"]
 
@@ -70,6 +71,16 @@ class Retry:
         if self.backoff == "exponential":
             return doubled(delay, retry - 1, longest)
         return _grown(delay, retry if self.backoff == "linear" else 1, longest)
+
+
+def check_retry(given: object) -> None:
+    """Make sure that it is a ``Retry``, or ``None``.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if not isinstance(given, Retry | None):
+        raise TypeError(f"retry is {a_type(given)}; pass Retry(max_attempts=…).")
 
 
 def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:

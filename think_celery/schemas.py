@@ -14,6 +14,7 @@ from pydantic_core import core_schema
 from think_celery.classes import find_loaded
 from think_celery.errors import InvalidValue, UnsupportedSchema
 from think_celery.jsontext import DECIMAL, MAX_PROBLEMS, JsonSchema, path_text, read_json, schema_problems
+from think_celery.wording import agree
 
 
 class PlainJsonSchema(GenerateJsonSchema):
@@ -72,6 +73,9 @@ def _output_schema(output: Any) -> dict[str, Any]:
     try:
         schema = TypeAdapter(output).json_schema(schema_generator=PlainJsonSchema)
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        if error.code == "typed-dict-version":
+            remedy = "Below Python 3.12 write: from typing_extensions import TypedDict."
+            raise UnsupportedSchema(name, "it is a TypedDict of typing's, or holds one", remedy) from error
         raise UnsupportedSchema(name, f"JSON Schema can't express it ({error.message})") from error
     definitions = schema.get("$defs", {})
     top = definitions.get(schema["$ref"].rpartition("/")[2], {}) if "$ref" in schema else schema
@@ -202,12 +206,28 @@ def as_type(kind: Any, value: Any, what: str) -> Any:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         problems = "; ".join(validation_problems(error))
-        raise InvalidValue(f"{what} does not fit {name}: {problems}. Pass what the type asks for.") from error
+        raise InvalidValue(
+            f"{what} {agree(what, 'does', 'do')} not fit {name}: {problems}. Pass what the type asks for."
+        ) from error
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise InvalidValue(
             f"{what} can't be checked against {name} ({error.message}). Use a pydantic model, a dataclass, a "
             "TypedDict or a plain type."
         ) from error
+
+
+def as_plain(kind: Any, value: Any) -> Any:
+    """A model of pydantic's as JSON values, if :func:`as_type` makes an equal one of them again; else as it is.
+
+    So what is stored of it can be read when its class has moved.
+    """
+    if not isinstance(value, BaseModel):
+        return value
+    try:
+        plain = value.model_dump(mode="json", by_alias=True)
+        return plain if TypeAdapter(kind).validate_python(plain) == value else value
+    except (ValueError, PydanticUserError):  # it has no JSON form, or is strict about its types
+        return value
 
 
 def validation_problems(error: ValidationError) -> list[str]:

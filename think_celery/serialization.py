@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from think_celery.classes import class_name, find_class, is_dataclass_type, is_orm_object
 from think_celery.errors import NotSerializable, PayloadTooLarge, UnreadableValue
 from think_celery.records import dump_fields, load_dataclass, load_model
+from think_celery.wording import a_type, with_article
 
 TAG = "$think"
 MAX_DEPTH = 100
@@ -67,7 +68,7 @@ def json_metadata(value: Any, limit: int) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise TypeError(f"metadata is a {type(value).__name__}; pass a dict of JSON values.")
+        raise TypeError(f"metadata is {a_type(value)}; pass a dict of JSON values.")
     kept = dict(value)
     dumps(kept, what="metadata")
     check_size("the metadata", kept, limit)
@@ -234,11 +235,14 @@ def _refusal(value: Any) -> tuple[str, str]:
     """The problem with a value that is not supported, and what to do."""
     name = type(value).__name__
     if isinstance(value, tuple):
-        return f"{_a(name)} would come back as a list", "Return a list, or a dataclass for a record."
+        return (
+            f"{with_article(name)} would come back as a list",
+            "Return a list, or a dataclass for a record.",
+        )
     if isinstance(value, set | frozenset):
-        return f"{_a(name)} has no JSON form", "Return sorted(…), a list."
+        return f"{with_article(name)} has no JSON form", "Return sorted(…), a list."
     if isinstance(value, bytearray | memoryview):
-        return f"{_a(name)} would come back as bytes", "Return bytes(…)."
+        return f"{with_article(name)} would come back as bytes", "Return bytes(…)."
     for base in (*_PLAIN[1:], list, dict, *_LEAVES):
         if isinstance(value, base):
             return (
@@ -246,15 +250,11 @@ def _refusal(value: Any) -> tuple[str, str]:
                 f"Return {base.__name__}(…).",
             )
     if isinstance(value, type) or callable(value):
-        return f"{_a(name)} is code, not data", "Return its name, and look it up when you need it."
+        return f"{with_article(name)} is code, not data", "Return its name, and look it up when you need it."
     return (
-        f"{_a(name)} can't be stored",
+        f"{with_article(name)} can't be stored",
         "Return JSON values, dates, decimals, UUIDs, enums, bytes, dataclasses or pydantic models.",
     )
-
-
-def _a(name: str) -> str:
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def _too_deep(path: str) -> NotSerializable:

@@ -156,6 +156,7 @@ class Settings:
     key_retention_seconds: float | None = _setting(90 * DAY, "key_retention", _span_or_never)
     max_payload: int = _setting(1024 * 1024, "max_payload", _bytes)
     fail_tasks: bool = _setting(True, "fail_tasks", _flag)
+    worker_schedules: bool = _setting(False, "worker_schedules", _flag)
     openai_api_key: str | None = _setting(None, "openai_api_key", _text, secret=True, vendor="OPENAI_API_KEY")
     openai_base_url: str | None = _setting(
         None,

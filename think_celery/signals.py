@@ -11,12 +11,13 @@ class AbortSignal:
         self._event = threading.Event()
         self._lock = threading.RLock()  # a handler of an OS signal may abort while this thread holds it
         self._callbacks: list[Callable[[], None]] = []
+        self._aborted = False  # asked for with each token: the event's own flag is two calls away
         self.reason: str | None = None
 
     @property
     def aborted(self) -> bool:
         """Whether the work should end."""
-        return self._event.is_set()
+        return self._aborted
 
     def wait(self, seconds: float) -> bool:
         """Wait up to that many seconds for the signal, and say whether it came."""
@@ -41,6 +42,7 @@ class AbortSignal:
             if self._event.is_set():
                 return
             self.reason = reason
+            self._aborted = True
             self._event.set()
             callbacks, self._callbacks = self._callbacks, []
         failures = []

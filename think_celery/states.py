@@ -9,6 +9,16 @@ from enum import StrEnum
 Moves = Mapping[str, frozenset[str]]
 
 
+class TurnKind(StrEnum):
+    """How a turn was asked for."""
+
+    SUBMIT = "submit"
+    SAVE = "save"
+    CHAT = "chat"
+    SCHEDULED = "scheduled"
+    CONTINUE = "continue"
+
+
 class SubmissionStatus(StrEnum):
     """Where an accepted turn stands."""
 
@@ -21,7 +31,7 @@ class SubmissionStatus(StrEnum):
 
 
 class WorkflowStatus(StrEnum):
-    """Where a workflow run stands. ``paused`` means: stopped with an error, and can be resumed."""
+    """Where a workflow run stands. ``paused`` is somebody's wish, or with an error: it stopped, and can be resumed."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -29,6 +39,18 @@ class WorkflowStatus(StrEnum):
     PAUSED = "paused"
     COMPLETE = "complete"
     ERRORED = "errored"
+    TERMINATED = "terminated"
+
+
+class JobStatus(StrEnum):
+    """Where one durable call of an agent's method stands. ``interrupted``: a fiber that is to be decided on."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    COMPLETED = "completed"
+    ERROR = "error"
+    ABORTED = "aborted"
 
 
 class StepStatus(StrEnum):
@@ -38,6 +60,15 @@ class StepStatus(StrEnum):
     RETRYING = "retrying"
     DONE = "done"
     FAILED = "failed"
+
+
+class SlotStatus(StrEnum):
+    """Where one instant of a schedule stands."""
+
+    OPEN = "open"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
 
 
 class OutboxStatus(StrEnum):
@@ -74,7 +105,9 @@ SUBMISSION_MOVES: Moves = {
 }
 
 WORKFLOW_MOVES: Moves = {
-    WorkflowStatus.QUEUED: frozenset({WorkflowStatus.RUNNING}),
+    WorkflowStatus.QUEUED: frozenset(
+        {WorkflowStatus.RUNNING, WorkflowStatus.PAUSED, WorkflowStatus.TERMINATED}
+    ),
     WorkflowStatus.RUNNING: frozenset(
         {
             WorkflowStatus.RUNNING,  # a takeover
@@ -83,10 +116,37 @@ WORKFLOW_MOVES: Moves = {
             WorkflowStatus.PAUSED,
             WorkflowStatus.COMPLETE,
             WorkflowStatus.ERRORED,
+            WorkflowStatus.TERMINATED,
         }
     ),
-    WorkflowStatus.WAITING: frozenset({WorkflowStatus.QUEUED}),
-    WorkflowStatus.PAUSED: frozenset({WorkflowStatus.QUEUED}),
+    WorkflowStatus.WAITING: frozenset(
+        {WorkflowStatus.QUEUED, WorkflowStatus.PAUSED, WorkflowStatus.TERMINATED}
+    ),
+    WorkflowStatus.PAUSED: frozenset({WorkflowStatus.QUEUED, WorkflowStatus.TERMINATED}),
+}
+
+WORKFLOW_RESTARTS: Moves = {status: frozenset({WorkflowStatus.QUEUED}) for status in WorkflowStatus}
+"""A restart makes a new run of the workflow, whatever became of the one before it."""
+
+SLOT_MOVES: Moves = {
+    SlotStatus.OPEN: frozenset({SlotStatus.DONE, SlotStatus.FAILED, SlotStatus.SKIPPED}),
+}
+
+JOB_MOVES: Moves = {
+    JobStatus.PENDING: frozenset({JobStatus.RUNNING, JobStatus.ABORTED}),
+    JobStatus.RUNNING: frozenset(
+        {
+            JobStatus.RUNNING,  # a takeover
+            JobStatus.PENDING,  # handed over, or to be tried again
+            JobStatus.COMPLETED,
+            JobStatus.ERROR,
+            JobStatus.ABORTED,
+            JobStatus.INTERRUPTED,
+        }
+    ),
+    JobStatus.INTERRUPTED: frozenset(
+        {JobStatus.PENDING, JobStatus.COMPLETED, JobStatus.ERROR, JobStatus.ABORTED}
+    ),
 }
 
 OUTBOX_MOVES: Moves = {
@@ -113,14 +173,22 @@ INTERACTION_MOVES: Moves = {
 
 
 def is_terminal(
-    status: SubmissionStatus | WorkflowStatus | OutboxStatus | StepStatus | InteractionStatus,
+    status: SubmissionStatus
+    | WorkflowStatus
+    | JobStatus
+    | OutboxStatus
+    | StepStatus
+    | InteractionStatus
+    | SlotStatus,
 ) -> bool:
     """Say whether a row of this status is at its end: nothing moves it any more."""
     moves: dict[type[StrEnum], Moves] = {
         SubmissionStatus: SUBMISSION_MOVES,
         WorkflowStatus: WORKFLOW_MOVES,
+        JobStatus: JOB_MOVES,
         OutboxStatus: OUTBOX_MOVES,
         StepStatus: STEP_MOVES,
         InteractionStatus: INTERACTION_MOVES,
+        SlotStatus: SLOT_MOVES,
     }
     return status not in moves[type(status)]

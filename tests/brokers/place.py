@@ -99,11 +99,12 @@ class Broker:
                 yield from (json.loads(raw)[0] for raw in self.client.hvals("unacked"))  # type: ignore[union-attr]
 
 
-def start_worker(stage: Stage, url: str, *, kill_at: str = "", **conf: Any) -> Process:
+def start_worker(stage: Stage, url: str, *, kill_at: str = "", flushes: str = "", **conf: Any) -> Process:
     """Start a worker on the threads pool; the configuration is that of ``celeryconfig.py`` where nothing is said."""
     options = {**QUICK["broker_transport_options"], **conf.pop("broker_transport_options", {})}  # type: ignore[dict-item]
     given = {**QUICK, "broker_transport_options": options, "think_imports": ["tests.brokers.project"], **conf}
-    return stage.start("threads", broker=url, queue=queue_of(stage), conf=json.dumps(given), kill_at=kill_at)
+    points = {"kill_at": kill_at, "flushes": flushes}
+    return stage.start("threads", broker=url, queue=queue_of(stage), conf=json.dumps(given), **points)
 
 
 class Supervised:

@@ -7,7 +7,7 @@ from think_celery import Think, ThinkWorkflow
 from think_celery.protocols import Model, ModelRequest
 from think_celery.providers.scripted import FunctionModel, answer, say
 
-__all__ = ["Fan", "Instant", "Nap", "Saga", "Scribe"]
+__all__ = ["Fan", "Instant", "Nap", "Reminded", "Saga", "Scribe"]
 
 
 class Instant(Think):
@@ -23,6 +23,15 @@ class Instant(Think):
         return FunctionModel(reply)
 
 
+class Reminded(Instant):
+    """Asks itself something at a later time."""
+
+    def remind(self, what: str) -> None:
+        """What is scheduled: an effect, and a turn."""
+        effect("remind", self.name)
+        self.submit_messages(what)
+
+
 class Nap(ThinkWorkflow[Scribe, dict[str, Any]]):
     """Parked for ``seconds``, between two effects."""
 
@@ -35,8 +44,9 @@ class Nap(ThinkWorkflow[Scribe, dict[str, Any]]):
 
 
 class Fan(ThinkWorkflow[Instant, dict[str, Any]]):
-    """Asks its agent several times, and gathers the answers."""
+    """Asks its agent twice at once, and gathers the answers."""
 
     def run(self, event: Any, step: Any) -> int:
         """Ask, and count."""
-        return len([step.prompt(f"ask-{n}", prompt=f"Number {n}?", output=Draft) for n in range(3)])
+        asked = [step.start_prompt(f"ask-{n}", prompt=f"Number {n}?", output=Draft) for n in range(2)]
+        return len(step.gather(*asked))

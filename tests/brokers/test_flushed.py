@@ -1,5 +1,7 @@
 """``FLUSHALL`` at each point of a turn and of a workflow: everything ends within a tick and a little."""
 
+import time
+
 from tests.brokers.place import (
     Broker,
     asked,
@@ -12,11 +14,16 @@ from tests.brokers.place import (
 )
 from tests.crash.project import SAGA, Saga, Scribe
 from tests.crash.stage import BOUND, SAGA_ID, TICK, Stage
+from tests.crash.test_every_pool import AFTER_IT, TURN, UNTIL_THE_ANSWER
 from tests.crash.test_failpoints import SIGKILLED
-from think_celery.domain import runs
+from think_celery.domain.workflows import runs
+from think_celery.store import tables
 
 SPEAKING = 3.0
 """Seconds that a slow answer takes."""
+
+HOPS = 4
+"""Messages on the way of a saga: for its start, its prompt, the answer and the event."""
 
 
 class TestFlushed:
@@ -55,6 +62,31 @@ class TestFlushed:
             assert runs.look_up(stage.rt, SAGA_ID, Saga).output == SAGA
             assert runs.look_up(stage.rt, "saga-2", Saga).output == SAGA
             assert stage.ledger() == 2
+
+    def test_at_each_point(self, stage: Stage) -> None:
+        """Emptied wherever a worker can be in a turn and in a workflow, it costs a tick for a message that was lost.
+
+        Nobody has died, so nothing is done again.
+        """
+        points = {*TURN, *UNTIL_THE_ANSWER, *AFTER_IT}
+        with Broker() as broker:
+            client(stage, broker.url)
+            one_slot = {
+                "worker_concurrency": 1,
+                "worker_prefetch_multiplier": 1,
+            }  # so messages lie there for a while
+            start_worker(stage, broker.url, flushes=" ".join(points), **one_slot).marked("ready")
+            began = time.monotonic()
+            stage.start_saga("do: note")
+            ended_at = stage.until(stage.saga_ended, 2 * BOUND, what="ended", feed=True)
+
+            emptied = {path.stem.replace(".", ":") for path in stage.folder.glob("*.death")}
+            assert emptied == points
+            assert stage.took(began, ended_at) <= HOPS * 2 * TICK
+            stage.check_saga("do: note", None)
+            assert stage.counts() == {"fetch": 1, "note": 1, "send": 1}
+            assert len(stage.requests()) == 2
+            assert {row.takeovers for row in stage.rows(tables.submissions)} == {1}
 
     def test_between_the_outbox_and_the_workflow(self, stage: Stage) -> None:
         """The worker dies when it has delivered the news, and the message that should wake the workflow is lost.

@@ -13,6 +13,9 @@ from tests.crash.stage import Stage
 OUTAGE_SECONDS = 4.0
 """Longer than every socket timeout, the pauses of publishing and the first reconnects."""
 
+AWAY_SECONDS = 10.0
+"""How long it is stopped: then Celery has tried to connect some times, and rests for longer each time."""
+
 RECOVERY_SECONDS = 25.0
 """How long the worker and the tick may take after that: Celery waits for longer each time it can't connect."""
 
@@ -50,8 +53,18 @@ def silent(broker: Broker) -> Iterator[None]:
 
 
 class TestOutages:
-    @pytest.mark.parametrize("outage", [away, refusing, full, silent])
-    def test_it_costs_nobody_anything(self, stage: Stage, outage: Callable[[Broker], Iterator[None]]) -> None:
+    @pytest.mark.parametrize(
+        ("outage", "seconds"),
+        [
+            (away, AWAY_SECONDS),
+            (refusing, OUTAGE_SECONDS),
+            (full, OUTAGE_SECONDS),
+            (silent, OUTAGE_SECONDS),
+        ],
+    )
+    def test_it_costs_nobody_anything(
+        self, stage: Stage, outage: Callable[[Broker], Iterator[None]], seconds: float
+    ) -> None:
         """Turns submitted before, during and after an outage are accepted within a second, and each runs once.
 
         One runs while it begins. The worker lives through it, but for a fault of kombu's, and then serves knocks.
@@ -73,7 +86,7 @@ class TestOutages:
             accept(0, 3)
             stage.until(lambda: asked(stage)["do: slowly #at-work"], 10, what="at work")
             with outage(broker):
-                accept(3, 11, pause=OUTAGE_SECONDS / 8)
+                accept(3, 11, pause=seconds / 8)
             accept(11, 14)
 
             stage.until(

@@ -195,7 +195,7 @@ class Chaos:
         """kill -9 of a child of the prefork pool."""
         slot = next(slot for slot in self.slots if slot.pool == "prefork")
         if slot.at_work and slot.settled and (children := children_of(slot.process.pid)):
-            _signal(self._dice.choice(children), signal.SIGKILL)
+            send_signal(self._dice.choice(children), signal.SIGKILL)
             self.happened["child killed"] += 1
 
     def freeze(self, now: float) -> None:
@@ -206,13 +206,13 @@ class Chaos:
         pids = [slot.process.pid, *children_of(slot.process.pid)]
         slot.frozen = pids if self._dice.random() < 0.7 else [self._dice.choice(pids)]
         for pid in slot.frozen:
-            _signal(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
         slot.thaw_at = now + self._dice.uniform(1, 3 * float(self._environment["THINK_LEASE"]))
         self.happened[f"{slot.name} frozen"] += 1
 
     def _thaw(self, slot: Slot) -> None:
         for pid in slot.frozen:
-            _signal(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         slot.frozen, slot.thaw_at = [], None
 
     def end_sessions(self, now: float) -> None:
@@ -249,8 +249,8 @@ class Chaos:
             self.orphans |= {(pid, started(pid)) for pid in children_of(slot.process.pid)}
             slot.process.signal(signal.SIGKILL)
         for pid in self.still_there():
-            _signal(pid, signal.SIGCONT)
-            _signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGKILL)
 
     def still_there(self) -> list[int]:
         """Children whose pool was killed, and which still run."""
@@ -274,7 +274,8 @@ def started(pid: int) -> str:
     return ""
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, if it still runs."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

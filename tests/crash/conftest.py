@@ -144,12 +144,12 @@ def theatre(request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[T
 
 def theatre_of(room: Path, request: pytest.FixtureRequest, make_stage: MakeStage) -> Iterator[Theatre]:
     """The theatre that plays the tests of one folder."""
-    items = [item for item in request.session.items if "stage" in getattr(item, "fixturenames", ())]
-    items = [item for item in items if item.path.parent == room]
+    here = [item for item in request.session.items if item.path.parent == room]
+    items = [item for item in here if "stage" in getattr(item, "fixturenames", ())]
     if any("postgresql" in item.nodeid for item in items):
         request.getfixturevalue("postgres")  # from this thread: fixtures are not made in others
     shared = {}
-    if any("redis_url" in item.fixturenames for item in items):
+    if any("redis_url" in getattr(item, "fixturenames", ()) for item in here):
         shared["redis_url"] = request.getfixturevalue(
             "redis_server"
         ).flushed()  # a test uses a queue of its own

@@ -11,7 +11,7 @@ from tests.providers.server import (
     text_frames,
     tool_call_frames,
 )
-from think_celery.domain.requests import GO_ON
+from think_celery.domain.turns.requests import GO_ON
 
 FINAL = "All of it is done and nothing was done twice so far as anybody can tell from here"
 ANSWER = {"title": "A title", "labels": ["one", "two"]}

@@ -115,16 +115,16 @@ class Nursery:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def start(self, environment: Mapping[str, str], log: Path) -> Process:
-        """Start one with this environment beside the test's own."""
+    def start(self, environment: Mapping[str, str], log: Path, main: str = "tests.crash.worker") -> Process:
+        """Start one with this environment beside the test's own; it runs ``main`` of that module."""
         if environment.get("CRASH_KIND") == "gevent" and not self.is_patched:
             with self._lock:
                 self._patched = self._patched or Nursery(patched=True)
-            return self._patched.start(environment, log)
+            return self._patched.start(environment, log, main)
         with self._lock:
             self._count += 1
             number = self._count
-            order = {"number": number, "environment": dict(environment), "log": str(log)}
+            order = {"number": number, "environment": dict(environment), "log": str(log), "main": main}
             assert self._parent.stdin is not None
             self._parent.stdin.write(json.dumps(order) + "\n")
             self._parent.stdin.flush()
@@ -170,6 +170,7 @@ def nursery() -> Iterator[Nursery]:
 
 WHAT_A_WORKER_IMPORTS = (
     "celery.bin.celery",  # with all commands, those of plugins (Flower) too
+    "celery.apps.beat",
     "celery.apps.worker",
     "celery.app.amqp",
     "celery.app.control",
@@ -243,9 +244,7 @@ def _bear(order: dict[str, Any]) -> int:
             os.dup2(source, target)
         os.environ.update(order["environment"])
         os.environ["CRASH_LOG"] = order["log"]
-        from tests.crash import worker
-
-        worker.main()
+        import_module(order["main"]).main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

@@ -6,6 +6,8 @@ that runs several of these tests at once, they are stretched by as much as a thr
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 EVERY_SECONDS, WORK_SECONDS = 0.2, 0.004
 
@@ -62,3 +64,16 @@ class Pace:
                 break
             found.append(factor)
         return sum(found) / len(found) if found else 1.0
+
+
+@contextmanager
+def measured_pace() -> Iterator[Pace]:
+    """One that samples during the block, for which somebody has bounds."""
+    measured = Pace()
+    measured.start()
+    measured.begin()
+    try:
+        yield measured
+    finally:
+        measured.end()
+        measured.stop()

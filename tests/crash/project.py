@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from think_celery import Think, ThinkWorkflow
+from think_celery import FiberRecovery, Think, ThinkWorkflow
 from think_celery.errors import WorkflowTimeoutError
 from think_celery.tools import ToolContext, tool
 
@@ -56,6 +56,19 @@ class Scribe(Think):
         """Go on."""
         if os.environ.get(ASKED):
             effect("asked", ctx.submission_id)
+
+    def haul(self, what: str) -> str:
+        """What is queued: an effect."""
+        return effect(what, "haul")
+
+    def trek(self, fiber: Any, what: str) -> str:
+        """What a fiber does: half of it, which is stashed, and an effect."""
+        fiber.stash("half")  # again, too, so that each worker comes to where one of them dies
+        return effect(what, fiber.fiber_id)
+
+    def on_fiber_recovered(self, ctx: Any) -> FiberRecovery:
+        """Go on from the snapshot."""
+        return FiberRecovery(status="retry")
 
     @tool(idempotent=True)
     def note(self, what: str, context: ToolContext) -> str:
@@ -114,6 +127,43 @@ SAGA = {
     "sent": "send done",
 }
 """What a saga returns that went well."""
+
+
+STEPS = 20
+REST = STEPS // 2
+"""The step of a journey at which it parks."""
+
+
+def step_name(number: int) -> str:
+    """What each step of a journey is called: it is counted in the database, or done elsewhere."""
+    if number == REST:
+        return f"rest-{number}"
+    return f"count-{number}" if number % 3 == 1 else f"do-{number}"
+
+
+class Journey(ThinkWorkflow[Scribe, dict[str, Any]]):
+    """Twenty steps: effects that are counted in the database itself, effects elsewhere, and a rest."""
+
+    def run(self, event: Any, step: Any) -> int:
+        """Take them, one after the other; returns how many said what they should."""
+        said = 0
+        for name in map(step_name, range(STEPS)):
+            here = f"{event.workflow_id}/{name}"
+            if name.startswith("rest"):
+                step.sleep(name, 0.05)
+                said += 1
+            elif name.startswith("count"):
+                said += step.transaction(name, lambda conn, here=here: count(conn, here)) == here
+            else:
+                done = step.do(name, lambda context, here=here: effect(here, context.idempotency_key))
+                said += done == f"{here} done"
+        return said
+
+
+def count(conn: Any, what: str) -> str:
+    """Count an effect in a table that refuses no second one."""
+    conn.execute(text("INSERT INTO counted (what) VALUES (:it)"), {"it": what})
+    return what
 
 
 class Patient(ThinkWorkflow[Scribe, dict[str, Any]]):

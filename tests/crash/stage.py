@@ -16,7 +16,7 @@ from tests.crash.pace import Pace
 from tests.crash.project import EFFECTS, SAGA, Saga, Scribe, effects
 from tests.providers.server import ModelServer
 from think_celery.clock import SystemClock
-from think_celery.domain import runs, workflows
+from think_celery.domain.workflows import runs, workflows
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.messages import TextPart, ToolPart, UIMessage

@@ -7,7 +7,7 @@ import pytest
 
 from tests.crash.model import FINAL
 from tests.crash.stage import BOUND, Stage
-from think_celery.domain.conversation import UNKNOWN_OUTCOME
+from think_celery.domain.conversation.conversation import UNKNOWN_OUTCOME
 from think_celery.messages import ToolPart
 from think_celery.store import tables
 

@@ -10,7 +10,7 @@ import pytest
 from tests.crash.demo import Demo, Look, check
 from tests.crash.nursery import Nursery
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.once]  # its database is SQLite, its broker in memory
 
 REPORTS = [
     {

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.crash.stage import BOUND, TICK, Stage
-from think_celery.domain.conversation import UNKNOWN_OUTCOME
+from think_celery.domain.conversation.conversation import UNKNOWN_OUTCOME
 
 SIGKILLED = -9
 

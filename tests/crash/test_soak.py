@@ -79,6 +79,7 @@ def harmed(verdict: Verdict, harm: Callable[[Verdict], None]) -> list[str]:
 
 
 @pytest.mark.services
+@pytest.mark.once  # its servers are always those of the wheels
 @pytest.mark.timeout(400)
 def test_nothing_is_lost_or_doubled_whatever_dies(tmp_path: Path) -> None:
     """Workers, their children, Redis and the database's sessions are killed or frozen at random, all the time."""

@@ -9,7 +9,7 @@ import pytest
 from tests.crash.model import FINAL
 from tests.crash.nursery import Process
 from tests.crash.stage import BOUND, LEASE, TICK, Stage
-from think_celery.domain.conversation import UNKNOWN_OUTCOME
+from think_celery.domain.conversation.conversation import UNKNOWN_OUTCOME
 from think_celery.store import tables
 
 KINDS = pytest.mark.parametrize("kind", ["plain", "threads"])

@@ -6,10 +6,10 @@ What one does is in its environment, beside the settings (``THINK_…``):
 ``client``, ``submitter`` or ``demo``. ``CRASH_KILL_AT=point#n``:
 SIGKILL itself when it comes to that failpoint for the n-th time. ``CRASH_DEATHS=point#n point …``: the same, but
 of all workers on this stage together one dies at each of these points. ``CRASH_HOLD_AT=point#n``: stay there
-until the file ``<log>.go`` exists.
+until the file ``<log>.go`` exists. ``CRASH_FLUSHES=point point …``: empty the broker, a Redis, once at each of these.
 ``CRASH_DEAF``: no knock reaches it but the tick's. ``CRASH_ELSEWHERE``: it seems to run on another machine, so
 that nobody can prove its death. ``CRASH_BROKER``, ``CRASH_QUEUE``: instead of a broker in its memory;
-``CRASH_CONF``: more of Celery's settings, as JSON.
+``CRASH_CONF``: more of Celery's settings, as JSON. ``CRASH_LISTENS``: the queue that it consumes, if not that one.
 ``CRASH_DO``: what a client does. Marks are files beside its log.
 """
 
@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import redis
 from celery import Celery, signals
 
 from tests.crash import demo, load
@@ -37,7 +38,7 @@ from think_celery.protocols import Knock
 from think_celery.runtime import Runtime, set_current
 from think_celery.settings import Settings
 from think_celery.store.database import Database
-from think_celery.worker import Ticker
+from think_celery.worker.bootsteps import Ticker
 
 LOG = "CRASH_LOG"
 
@@ -59,10 +60,14 @@ def arm(rt: Runtime) -> None:
         knock = rt.knock
         rt.knock = lambda it: knock(it) if threading.current_thread().name.startswith("think-tick") else None
     kill, hold, deaths = Place.of("CRASH_KILL_AT"), Place.of("CRASH_HOLD_AT"), Deaths.of("CRASH_DEATHS")
+    flushes = Deaths.of("CRASH_FLUSHES")
 
     def failpoint(point: str) -> None:
         if kill.is_it(point) or deaths.is_it(point):
             os.kill(os.getpid(), signal.SIGKILL)
+        if flushes.is_it(point):
+            with redis.Redis.from_url(os.environ["CRASH_BROKER"]) as broker:
+                broker.flushall()
         if hold.is_it(point):
             mark("held")
             while not Path(f"{os.environ[LOG]}.go").exists():
@@ -117,11 +122,17 @@ class Deaths:
         for place in due:
             if number >= int(place.partition("#")[2] or 1):
                 try:
-                    (self._folder / f"{place.replace(':', '.')}.death").touch(exist_ok=False)
+                    self._note(f"{place.replace(':', '.')}.death")
                 except FileExistsError:
                     continue
                 return True
         return False
+
+    def _note(self, name: str) -> None:
+        """Make a file that says which process dies: at once with what is in it, for another thread may kill us now."""
+        draft = self._folder / f"{os.getpid()}-{threading.get_native_id()}-{name}.draft"
+        draft.write_text(str(os.getpid()))
+        os.link(draft, self._folder / name)
 
 
 # --- a worker of its own --------------------------------------------------------------------------
@@ -185,7 +196,8 @@ POOLS = ("prefork", "threads", "gevent", "solo")
 def run_celery() -> None:
     """A worker as ``celery -A … worker --pool …`` starts it."""
     quiet = ["--loglevel", "info", "--without-mingle", "--without-gossip", "--hostname", f"{os.getpid()}@%h"]
-    make_app().worker_main(["worker", "--pool", os.environ["CRASH_KIND"], *quiet])
+    listens = [word for queue in os.environ.get("CRASH_LISTENS", "").split() for word in ("--queues", queue)]
+    make_app().worker_main(["worker", "--pool", os.environ["CRASH_KIND"], *quiet, *listens])
 
 
 # --- clients --------------------------------------------------------------------------------------

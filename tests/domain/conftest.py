@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.domain.flows import worker
+from think_celery.domain import leases
 from think_celery.runtime import Runtime
 from think_celery.testing import ThinkTest, think_test
 
@@ -28,3 +29,13 @@ def live(database_url: str) -> Iterator[Runtime]:
     """A worker's runtime: helper threads and the real clock, on each database."""
     with worker(database_url) as rt:
         yield rt
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test claims without the runner stays claimed, however slow the machine is.
+
+    The monitor of a runtime with the real clock takes it for forgotten work after two seconds, and gives it back. (A
+    process that is forked later has this, too.)
+    """
+    monkeypatch.setattr(leases, "UNHELD_SECONDS", 600.0)

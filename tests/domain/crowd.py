@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from tests.domain.flows import worker
 from think_celery import Think
-from think_celery.domain import submissions
+from think_celery.domain.submissions import submissions
 from think_celery.domain.work import perform
 from think_celery.messages import as_messages
 from think_celery.providers.scripted import FunctionModel, say
@@ -50,7 +50,7 @@ def workers(url: str, **options: Any) -> Iterator[Runtime]:
 # --- at once --------------------------------------------------------------------------------------
 
 
-def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
+def at_once(count: int, work: Callable[[int], Any], patience: float = PATIENCE) -> list[Any]:
     """Run *work(number)* in that many threads, all begun at one moment; what they return, in order."""
     barrier = threading.Barrier(count)
     results: list[Any] = [None] * count
@@ -67,7 +67,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(patience)
         assert not thread.is_alive(), "a thread hangs"
     if failures:
         raise failures[0]

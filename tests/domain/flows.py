@@ -7,10 +7,11 @@ from typing import Any
 
 from sqlalchemy import select
 
-from think_celery.agent import Think
+from think_celery.agents.think import Think
 from think_celery.clock import SystemClock
-from think_celery.domain import advance, recovery, runs, workflows
+from think_celery.domain import recovery
 from think_celery.domain.outcomes import Outcome
+from think_celery.domain.workflows import advance, runs, workflows
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.ids import WorkflowRef
@@ -102,6 +103,13 @@ def start(
         flow(run, name=name)
     workflows.start(rt, DESK._ref, name, params, workflow_id=id, **options)
     return Handle(rt, WorkflowRef(name, id))
+
+
+def runs_of(rt: Runtime, name: str) -> Sequence[Any]:
+    """The rows of the workflows of that class."""
+    columns = tables.workflows.c
+    mine = select(tables.workflows).where(columns.workflow == name).order_by(columns.created_at)
+    return rt.db.read(lambda tx: tx.execute(mine).all())
 
 
 def begin(t: ThinkTest, run: Callable[..., Any], params: Any = None, **options: Any) -> Handle:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from think_celery.agent import Think
-from think_celery.domain import claims, submissions
+from think_celery.agents.think import Think
 from think_celery.domain.outcomes import Outcome
-from think_celery.domain.receipts import Submission
-from think_celery.domain.submissions import Waiting
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.submissions.receipts import Submission
+from think_celery.domain.submissions.submissions import Waiting
 from think_celery.events.writer import LiveWriter
 from think_celery.messages import Messages, ToolPart, UIMessage, as_messages
 from think_celery.protocols import ModelRequest

@@ -6,7 +6,7 @@ import pytest
 
 from tests.domain.crowd import transaction
 from tests.domain.talk import talker
-from think_celery.domain import claims
+from think_celery.domain.submissions import claims
 from think_celery.errors import EmptySubmission, InvalidMessage, InvalidValue, PayloadTooLarge
 from think_celery.providers.scripted import FunctionModel, say
 

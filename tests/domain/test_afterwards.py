@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,12 @@ from tests.domain.talk import (
     row,
     talker,
 )
-from think_celery.domain import afterwards, claims, conversation, recovery, tick
+from think_celery.domain import recovery, tick
+from think_celery.domain.conversation import conversation
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.turns import afterwards
 from think_celery.errors import ChainTooLong, LeaseLost, TurnStillRunning
+from think_celery.messages import as_messages
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import tables
 from think_celery.testing import ThinkTest
@@ -368,7 +374,7 @@ KILLED_IN_ITS_HOOK = """
 import os, sys
 from tests.domain.flows import worker
 from tests.domain.talk import talker
-from think_celery.domain import claims
+from think_celery.domain.submissions import claims
 from think_celery.providers.scripted import FunctionModel, say
 
 model = FunctionModel(lambda request: say("one"))
@@ -489,6 +495,28 @@ class TestTheLine:
 
         assert seen == [(True, COMPLETED), "busy", 0]
         assert [each.status for each in agent.list_submissions()] == [COMPLETED, COMPLETED]
+
+    def test_it_is_held_while_the_news_of_the_end_is_delivered(self, t: ThinkTest) -> None:
+        """Delivering may wait for whoever has the workflow's row: no lease that nobody works under meanwhile."""
+        held: list[Any] = []
+        agent = talker(on_chat_response=lambda self, result: None)("a")
+        t.script(agent, say("Hi"))
+
+        def slowly(point: str) -> None:
+            if point == "outbox:before-delivery":
+                for _ in range(3):
+                    t.rt.monitor.beat()
+                    t.clock.advance(timedelta(seconds=2))
+                held.append(line(t.rt, agent).process_id)
+
+        t.rt.failpoint = slowly
+        waiting = submissions.Waiting(workflow_key="w", run=1, event_type="e")
+        accept = partial(submissions.accept, kind="submit", waiting=waiting)
+        t.rt.db.transact(lambda tx: accept(t.rt, tx, agent._ref, as_messages("Go")))
+        t.run_until_idle()
+
+        assert held == [t.rt.monitor.process_id()]
+        assert line(t.rt, agent).process_id is None
 
     def test_it_is_given_back_when_the_hook_raises(self, t: ThinkTest) -> None:
         """And the next turn is knocked at once."""
@@ -731,7 +759,7 @@ class TestStatuses:
         agent = talker(on_submission_status=lambda self, change: seen.append(change.status))("a")
 
         def work(tx: Any) -> None:
-            from think_celery.domain import submissions
+            from think_celery.domain.submissions import submissions
             from think_celery.messages import as_messages
 
             submissions.accept(t.rt, tx, agent._ref, as_messages("Go"), kind="submit")

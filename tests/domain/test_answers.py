@@ -2,7 +2,7 @@
 
 import pytest
 
-from think_celery.domain.answers import Answer
+from think_celery.domain.turns.answers import Answer
 from think_celery.messages import (
     ReasoningPart,
     StepStartPart,

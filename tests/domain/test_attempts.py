@@ -7,7 +7,9 @@ from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, die, echo, news, prompt, row, said
 from think_celery import tool
-from think_celery.domain import claims, recovery, takeover, turns
+from think_celery.domain import recovery
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import takeover, turns
 from think_celery.errors import ModelError
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.signals import AbortController

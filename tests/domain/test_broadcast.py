@@ -105,7 +105,7 @@ class TestState:
 
     def test_an_older_one_that_comes_late_is_not_shown(self, t):
         """Two processes may show their states in another order than that in which they stored them."""
-        from think_celery.domain import live
+        from think_celery.domain.conversation import live
 
         listener = Crier("a").listen()
         for version, text in ((2, '{"x":2}'), (1, '{"x":1}'), (3, '{"x":3}')):

@@ -20,7 +20,9 @@ from tests.domain.crowd import (
     transaction,
     workers,
 )
-from think_celery.domain import claims, recovery, turns
+from think_celery.domain import recovery
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import turns
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.signals import AbortController
@@ -143,7 +145,7 @@ class TestEveryState:
         assert row(t.rt, "s") == before
         assert before.status == end
 
-    def test_from_another_process(self, database_url):
+    def test_from_another_process(self, database_url, by_hand):
         """B6: the worker of a running one learns of it with its next beat."""
         with workers(database_url) as rt:
             clerk(rt).submit_messages("Hello", submission_id="s")
@@ -214,7 +216,8 @@ class TestFinishLine:
         payloads = t.rt.db.read(lambda tx: tx.execute(select(tables.outbox.c.payload)).scalars().all())
         assert len(payloads) == rounds
         assert seen == {"aborted", "completed"}
-        stories = sum('"status":"aborted"' in payload for payload in payloads)
+        # What whoever ran the turn has delivered is emptied.
+        stories = sum('"status":"aborted"' in payload for payload in payloads if payload is not None)
         found = t.rt.db.read(
             lambda tx: tx.execute(select(tables.submissions.c.status)).scalars().all().count("aborted")
         )

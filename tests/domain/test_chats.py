@@ -5,7 +5,7 @@ import pytest
 from tests.domain.crowd import at_once, transaction, workers
 from tests.domain.talk import talker
 from think_celery import Debounce, RecoveryLimits, Think
-from think_celery.domain import claims, submissions
+from think_celery.domain.submissions import claims, submissions
 from think_celery.errors import InsideTransaction, InvalidValue
 from think_celery.providers.scripted import FunctionModel, say
 
@@ -27,7 +27,7 @@ def chat(t):
 
 
 def _finish(t, claimed):
-    from think_celery.domain import turns
+    from think_celery.domain.turns import turns
 
     turns.run(t.rt, claimed)
     t.run_until_idle()

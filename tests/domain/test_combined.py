@@ -5,7 +5,7 @@ from pydantic import BaseModel
 from tests.domain.crowd import transaction
 from tests.domain.flows import DESK, begin
 from tests.domain.talk import talker
-from think_celery.domain import runs, workflows
+from think_celery.domain.workflows import runs, workflows
 from think_celery.providers.scripted import FunctionModel, answer, call, say
 
 

@@ -12,19 +12,27 @@ from tests.domain.talk import ABORTED, COMPLETED, ask, calls_of, now, shape, tal
 from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
 from think_celery import AbortController, Think
-from think_celery.chatagent import ChatAgent
-from think_celery.domain import claims, conversation, drafts, retention, submissions
-from think_celery.domain.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
-from think_celery.domain.conversation import DENIED, INTERRUPTED, UNKNOWN_OUTCOME
-from think_celery.domain.interactions import WAITS_FOR_APPROVAL, WAITS_FOR_CLIENT, WILL_RUN, WITHDRAWN
-from think_celery.domain.requests import GO_ON
+from think_celery.agents.chat import ChatAgent
+from think_celery.domain import retention
+from think_celery.domain.conversation import conversation
+from think_celery.domain.conversation.conversation import DENIED, INTERRUPTED, UNKNOWN_OUTCOME
+from think_celery.domain.conversation.interactions import (
+    WAITS_FOR_APPROVAL,
+    WAITS_FOR_CLIENT,
+    WILL_RUN,
+    WITHDRAWN,
+)
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.turns import drafts
+from think_celery.domain.turns.continuations import CONTINUE, DECIDED, NOTHING_TO_CONTINUE, STILL_WAITS
+from think_celery.domain.turns.requests import GO_ON
 from think_celery.errors import InsideTransaction
+from think_celery.hooks.turns import TurnConfig
 from think_celery.protocols import ModelRequest, TextDelta, ToolCallComplete
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import processes
 from think_celery.testing import SimulatedCrash
 from think_celery.tools import Tool
-from think_celery.turnhooks import TurnConfig
 
 
 @pytest.fixture
@@ -71,7 +79,7 @@ class TestWhileItWaits:
         decided = agent.approve_tool_call(only(agent).tool_call_id)
         t.run_until_idle()
 
-        going_on = agent.inspect_submission(decided.submission_id)
+        going_on = agent.inspect_submission(decided.continuation_id)
         assert (going_on.status, till.paid) == (COMPLETED, [5])
         assert shape(asked.message()) == ["|", "Paying.", ("pay", {"euros": 5}, "paid 5 to Ann")]
         assert texts(agent.messages) == [
@@ -154,7 +162,7 @@ class TestWhileItWaits:
             seen.append((event.message_id == asked.message_id, event.type))
             if event.type == "done":
                 break
-        new_id = agent.inspect_submission(decided.submission_id).message_id
+        new_id = agent.inspect_submission(decided.continuation_id).message_id
         assert event.message_id == new_id != asked.message_id
         told = [
             "message",
@@ -249,7 +257,7 @@ class TestWithdrawn:
         late = agent.approve_tool_call(call_id)
         t.run_until_idle()
 
-        assert (late.taken, late.status, late.submission_id) == (False, "withdrawn", None)
+        assert (late.taken, late.status, late.continuation_id) == (False, "withdrawn", None)
         assert (agent.pending_interactions(), agent.messages, till.paid) == ([], [], [])
 
     def test_a_reset_of_the_turns_alone(self, t, till):
@@ -307,7 +315,7 @@ class TestWithdrawn:
         conversation.reset(t.rt, agent._ref)
         t.run_until_idle()
 
-        assert agent.inspect_submission(decided.submission_id).status == "skipped"
+        assert agent.inspect_submission(decided.continuation_id).status == "skipped"
         assert till.paid == []
 
     def test_deleting_the_submission_that_asked(self, t, till):
@@ -428,7 +436,7 @@ class TestWithdrawn:
         ask(t, agent)
         decided = agent.approve_tool_call(only(agent).tool_call_id)
 
-        assert agent.cancel_submission(decided.submission_id)
+        assert agent.cancel_submission(decided.continuation_id)
         t.run_until_idle()
         ask(t, agent, "And now?")
 
@@ -489,7 +497,7 @@ class TestTransactions:
                 session.commit()
             resetting.join(30)
 
-            assert agent.inspect_submission(decided.submission_id).status == "skipped"
+            assert agent.inspect_submission(decided.continuation_id).status == "skipped"
             assert agent.messages == []
 
 
@@ -549,7 +557,7 @@ class TestCrashes:
         decided = agent.approve_tool_call(only(agent).tool_call_id)
         t.run_until_idle()
 
-        going_on = agent.inspect_submission(decided.submission_id)
+        going_on = agent.inspect_submission(decided.continuation_id)
         pay = calls_of(asked.message())[0]
         assert t.crashes == [point]
         assert (going_on.status, till.paid) == (COMPLETED, [5] * paid)
@@ -596,7 +604,7 @@ class TestCrashes:
         decided = agent.approve_tool_call(only(agent).tool_call_id)
         t.run_until_idle()
 
-        assert agent.inspect_submission(decided.submission_id).status == "error"
+        assert agent.inspect_submission(decided.continuation_id).status == "error"
         assert calls_of(asked.message())[0].output == "paid 5 to Ann"
         ask(t, agent, "Well?")
         assert told(model.requests[-1]) == [("pay", "paid 5 to Ann")]
@@ -639,7 +647,7 @@ class TestRaces:
 
             (won,) = [each for each in results if each.taken]
             assert {each.status for each in results} == {won.status}
-            assert {each.submission_id for each in results} == {won.submission_id}
+            assert {each.continuation_id for each in results} == {won.continuation_id}
             assert len(agent.list_submissions(status="pending")) == 1
 
     def test_many_decide_on_the_calls_of_one_answer(self, live, till):
@@ -655,7 +663,7 @@ class TestRaces:
             results = at_once(6, decide)
 
             assert all(each.taken for each in results)
-            assert sum(each.submission_id is not None for each in results) == 1
+            assert sum(each.continuation_id is not None for each in results) == 1
             (pending,) = agent.list_submissions(status="pending")
             till.paid.clear()
             claims.run(live, pending.submission_id)
@@ -811,7 +819,7 @@ class TestContinueLastTurn:
         t.script(agent, call("pay", {"euros": 5}))
         ask(t, agent)
         decided = agent.approve_tool_call(only(agent).tool_call_id)
-        agent.cancel_submission(decided.submission_id)
+        agent.cancel_submission(decided.continuation_id)
         model = t.script(agent, say("Shall I?"))
 
         result = agent.continue_last_turn()
@@ -867,6 +875,25 @@ class TestContinueLastTurn:
 
         assert (result.status, result.error) == ("aborted", "enough")
         assert len(model.requests) == 1
+
+    def test_a_signal_while_it_streams(self, t, till):
+        """B16: the turn is aborted, and what had come of the rest is kept, in the same message."""
+        agent, controller = till.agent(), AbortController()
+        t.script(agent, say("Once "))
+        asked = ask(t, agent)
+
+        def respond(request: ModelRequest) -> Any:
+            yield TextDelta("upon a")
+            controller.abort("enough")
+            yield TextDelta(" time")
+
+        t.use_model(FunctionModel(respond), agent)
+
+        result = agent.continue_last_turn(signal=controller.signal)
+
+        assert (result.status, result.error, result.text) == ("aborted", "enough", "Once upon a")
+        assert result.message.id == asked.message_id
+        assert texts(agent.messages) == [("user", "Go"), ("assistant", "Once upon a")]
 
     def test_in_a_transaction_of_the_callers(self, t, till):
         """Like everything that waits, it can't be joined."""

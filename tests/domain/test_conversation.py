@@ -6,8 +6,13 @@ import pytest
 
 from tests.domain.talk import ask, now, shape, talker
 from tests.providers.server import ModelServer, text_frames
-from think_celery.domain import conversation
-from think_celery.domain.conversation import INTERRUPTED, UNKNOWN_OUTCOME, repaired, says_something
+from think_celery.domain.conversation import conversation
+from think_celery.domain.conversation.conversation import (
+    INTERRUPTED,
+    UNKNOWN_OUTCOME,
+    repaired,
+    says_something,
+)
 from think_celery.messages import (
     FilePart,
     OtherPart,

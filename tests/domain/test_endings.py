@@ -22,8 +22,9 @@ from tests.domain.talk import (
     shape,
     talker,
 )
-from think_celery.domain import calls, claims, leases, submissions
-from think_celery.domain.requests import GO_ON
+from think_celery.domain import calls, leases
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.turns.requests import GO_ON
 from think_celery.errors import ModelAborted, ModelError
 from think_celery.protocols import Finish, TextDelta, Usage
 from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, fail, say, silence

@@ -6,7 +6,7 @@ import pytest
 
 from tests.domain.talk import COMPLETED, ERROR, Running, ask, kinds, now, row, shape, talker
 from tests.providers.server import ModelServer, json_response, text_frames
-from think_celery.domain.lineup import Lineup, in_order
+from think_celery.domain.turns.fallback import Lineup, in_order
 from think_celery.errors import ModelError, NoModel
 from think_celery.providers.openai import OpenAIModel
 from think_celery.providers.scripted import ScriptedModel, call, fail, say

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
+import think_celery
+import think_celery.workflows
 from tests.domain.talk import events
 from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, UIMessage, WorkflowEvent, tool
-from think_celery.domain import claims
+from think_celery.domain.submissions import claims
 from think_celery.errors import InvalidValue, WorkflowExists, WorkflowNotFound
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter
@@ -18,7 +20,6 @@ from think_celery.providers.scripted import answer, call, say
 from think_celery.runtime import Runtime
 from think_celery.store.database import Database
 from think_celery.testing import SimulatedCrash, ThinkTest
-from think_celery.workflows import ThinkWorkflow as FromWorkflows
 
 APPLIED: list[list[str]] = []
 
@@ -125,11 +126,14 @@ class TestWorkflows:
     def test_a1_typed_bare_and_by_forward_reference(self, t: ThinkTest):
         """A1: params are validated at start and typed in `run`; bare, they are a dict; the agent may be a text."""
 
-        class Late(ThinkWorkflow["Nobody", TriageParams]):  # type: ignore[name-defined]
+        class Late(ThinkWorkflow["Triager", TriageParams]):
             def run(self, event: Any, step: Any) -> Any:
                 return [type(event.payload).__name__, event.payload.issue, event.workflow_name]
 
-        bare = workflow_of(lambda self, event, step: [event.payload, event.metadata, event.workflow_id])
+        bare = workflow_of(
+            lambda self, event, step: [event.payload, event.metadata, event.workflow_id, event.created_at]
+        )
+        stored = t.clock.now()
         agent = Triager("issue-42")
         late_id = agent.run_workflow(Late, TriageParams(issue=7))
         bare_id = agent.run_workflow(bare, {"any": [1]}, workflow_id="b-1", metadata={"by": "ada"})
@@ -138,10 +142,11 @@ class TestWorkflows:
         t.run_until_idle()
 
         assert t.output(Late, late_id) == ["TriageParams", 7, "Late"]
-        assert t.output(bare, bare_id) == [{"any": [1]}, {"by": "ada"}, "b-1"]
+        assert t.output(bare, bare_id) == [{"any": [1]}, {"by": "ada"}, "b-1", stored]
         with pytest.raises(WorkflowNotFound):
             t.workflow(TriageWorkflow, "unfit")
-        assert FromWorkflows is ThinkWorkflow
+        for name in ("ThinkWorkflow", "ThinkWorkflowStep", "WorkflowEvent"):
+            assert getattr(think_celery.workflows, name) is getattr(think_celery, name)
 
     def test_a4_the_agent_that_started_it_is_in_run(self, t: ThinkTest):
         """A4: `self.agent` is the starting agent; its methods and `submit_messages` can be called from steps."""
@@ -175,9 +180,11 @@ class TestWorkflows:
 
         made = agent.run_workflow("TriageWorkflow", {"issue": 1})
         own = agent.triage(2, workflow_id="triage-2", metadata={"by": "ada"})
-        again = Triager("issue-43").triage(3, workflow_id="triage-2")
+        again = agent.triage(3, workflow_id="triage-2")
         with pytest.raises(WorkflowExists, match="triage-2"):
             agent.triage(2, workflow_id="triage-2", on_conflict="raise")
+        with pytest.raises(WorkflowExists, match="issue-42"):
+            Triager("issue-43").triage(2, workflow_id="triage-2")
 
         started = t.workflow(TriageWorkflow, "triage-2")
         assert made.startswith("wf_")

@@ -7,12 +7,17 @@ import pytest
 
 from tests.domain.crowd import Clerk, at_once, die, everything, line, wait_for_lock
 from think_celery import tool
-from think_celery.domain import claims, recovery, turns
+from think_celery.domain import recovery
+from think_celery.domain.conversation import conversation
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import turns
 from think_celery.errors import LeaseLost, ModelError
+from think_celery.messages import TextPart, UIMessage
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call
 from think_celery.store import leases as lease_rows
 from think_celery.store import lines as line_rows
+from think_celery.store import messages as message_rows
 from think_celery.testing import think_test
 
 
@@ -96,6 +101,30 @@ class TestFence:
             assert (before, took) == ([], [True])
             with pytest.raises(LeaseLost):
                 t.rt.db.transact(lambda tx: lease_rows.fence(tx, lease))
+
+    def test_what_is_stored_now_and_then_waits_for_whoever_takes_the_line(self, postgres_url):
+        """Its fence is a part of the one statement: it sees a takeover that was under way when it began."""
+        with think_test(database_url=postgres_url) as t:
+            submit(t)
+            lease = claims.claim(t.rt, "s").lease
+            message = conversation.as_row(UIMessage(id="m", role="assistant", parts=[TextPart(text="late")]))
+            stored = []
+
+            def store():
+                put = lambda tx: message_rows.store_unfinished_fenced(tx, lease, message)  # noqa: E731
+                stored.append(t.rt.db.single(put, repeatable=True))
+
+            def take(tx):
+                line_rows.seize_from(tx, lease)
+                writer = threading.Thread(target=store)
+                writer.start()
+                wait_for_lock(t.rt)
+                return writer
+
+            t.rt.db.transact(take).join(10)
+
+            assert stored == [False]
+            assert "late" not in str(everything(t.rt))
 
     def test_a_caller_s_insert_does_not_wait_for_a_fence(self, postgres_url):
         """A turn that writes and a caller that submits to the same agent don't meet."""

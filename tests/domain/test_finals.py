@@ -20,8 +20,9 @@ from tests.domain.talk import (
     talker,
 )
 from tests.providers.server import ModelServer, text_frames, tool_call_frames
-from think_celery.domain import claims, finals
-from think_celery.domain.submissions import Waiting
+from think_celery.domain.submissions import claims
+from think_celery.domain.submissions.submissions import Waiting
+from think_celery.domain.turns import finals
 from think_celery.protocols import ForcedTool, ToolSpec
 from think_celery.providers.openai import OpenAIModel
 from think_celery.providers.scripted import answer, call, say
@@ -101,9 +102,11 @@ class TestTurn:
         waiting = Waiting(workflow_key="w", run=1, event_type="think-x")
 
         submission = submit_structured(t.rt, agent, waiting=waiting)
+        found = []
+        t.rt.failpoint = lambda point: found.extend(news(t)) if point == "outbox:before-delivery" else None
         claims.run(t.rt, submission.submission_id)
 
-        (stored,) = news(t)
+        stored = found[0]
         assert json.loads(stored.payload)["output"] == {"label": "ü"}
         assert json.loads(stored.payload)["status"] == "completed"
 
@@ -133,12 +136,12 @@ class TestTurn:
         forced = ForcedTool(name="think_final_answer")
         assert [r.tool_choice for r in model.requests] == [forced, "required", forced]
 
-    def test_text_instead_of_the_answer(self, quick):
+    def test_text_instead_of_the_answer(self, t):
         """A13, A17: a model that answers in words ends the turn in error; its words stay in the transcript."""
         agent = talker()("a")
-        quick.script(agent, say("It is x."))
+        t.script(agent, say("It is x."))
 
-        done = ask_structured(quick, agent)
+        done = ask_structured(t, agent)
 
         assert (done.status, done.error_type) == (ERROR, "NoFinalAnswer")
         assert done.error.startswith("Model ended the turn without calling the think_final_answer tool")

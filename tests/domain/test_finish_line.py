@@ -1,7 +1,7 @@
 """Around the finish line: whoever ends a turn, from whatever process, everything tells the same story.
 
 That is the answer of the call, the row's status, what ``on_chat_response`` was told, the news, and the workflow that
-waits for it. No row ever leaves an end: the database itself writes each change of status down. ``RACE_ROUNDS`` is how
+waits for it. No row ever leaves an end: the database itself writes each change of status down. ``THINK_ROUNDS`` is how
 often each race is run.
 """
 
@@ -13,22 +13,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from tests.domain.crowd import at_once, drain, in_processes
+from tests.domain.crowd import at_once, die, drain, in_processes
 from tests.domain.flows import Handle, flow, worker
-from think_celery import Think, tool
-from think_celery.domain import afterwards, claims, conversation, outbox, submissions, turns, workflows
+from think_celery import AbortController, Think, tool
+from think_celery.domain import outbox, recovery
+from think_celery.domain.conversation import conversation
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.turns import afterwards, turns
+from think_celery.domain.workflows import workflows
+from think_celery.errors import ModelError
 from think_celery.ids import WorkflowRef
 from think_celery.messages import ToolPart
-from think_celery.providers.scripted import FunctionModel, answer, call
+from think_celery.providers.scripted import FunctionModel, ScriptedModel, answer, call, fail
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 
-ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))
+ROUNDS = int(os.environ.get("THINK_ROUNDS", "10"))
 ENDED = {str(status) for status in SubmissionStatus if is_terminal(status)}
-MOMENTS = ("turn:claimed", "turn:before-model", "turn:streaming", "turn:tool-stored", "turn:before-commit")
+MOMENTS = (
+    *("turn:claimed", "turn:before-model", "turn:streaming", "turn:tool-stored", "turn:before-commit"),
+    "turn:committed",  # too late: so both ends are seen, however few the rounds
+)
 
 
 class Verdict(BaseModel):
@@ -150,23 +159,30 @@ class Trial:
             outbox.deliver(self.rt, news.id)
         while self.knocks:
             drain(self.rt, self.knocks)
+        if self.flow.status == "queued":  # another process delivered it, and its message went nowhere
+            self.flow.advance()
 
     def check(self, ended: bool, reason: str | None, *, told: bool) -> str:
         """Everything agrees on whether it was ended from outside; returns the status."""
+        status, error = ("aborted", reason) if ended else ("completed", None)
+        self.agrees(status, error, told=told)
+        return status
+
+    def agrees(self, status: str, error: str | None, *, told: bool) -> None:
+        """Row, hook, news, workflow, transcript and line tell of this end."""
         self.deliver()
         row = submissions.get(self.rt, self.id)
         heard = rows(self.rt, f"SELECT status, error FROM told WHERE id = '{self.id}'")
         news = rows(self.rt, f"SELECT status FROM think_outbox WHERE submission_id = '{self.id}'")
-        assert (row.status, row.error) == (("aborted", reason) if ended else ("completed", None))
-        assert [tuple(each) for each in heard] == ([(str(row.status), row.error)] if told else [])
+        assert (row.status, row.error) == (status, error)
+        assert [tuple(each) for each in heard] == ([(status, error)] if told else [])
         assert [each.status for each in news] == ["delivered"]
-        assert self.flow.status == ("errored" if ended else "complete")
-        assert self.flow.row.error_type == ("ThinkPromptAbortedError" if ended else None)
+        assert self.flow.status == ("complete" if status == "completed" else "errored")
+        assert self.flow.row.error_type == HEARD_BY_WORKFLOWS[status]
         parts = [part for message in self.agent.messages for part in message.parts]
         assert all(getattr(part, "state", "done") != "streaming" for part in parts)
         line = f"SELECT process_id FROM think_lines WHERE agent_id = '{self.agent._ref.id}'"
         assert [each.process_id for each in rows(self.rt, line)] in ([None], [])
-        return str(row.status)
 
 
 class TestThreads:
@@ -223,32 +239,108 @@ class TestProcesses:
                 assert (word == "completed") == (not cancelled)
                 one.check(cancelled, "stop", told=word != "ended-before")
 
-    def test_in_every_state(self, database_url):
-        """B6: pending, claimed, handed over, completed: from another process, a cancel says what it did."""
+    @pytest.mark.parametrize("how", ["cancel", "reset"])
+    def test_in_every_state(self, database_url, how):
+        """B6, B28: wherever a turn has come to, another process ends it, or is told that it has ended already."""
         with court(database_url) as (rt, knocks), history(rt):
-            trials = [Trial(rt, knocks, number) for number in range(3)]
-            pending, claimed, done = trials
-            held = claims.claim(rt, claimed.id)
-            assert claims.run(rt, done.id).word == "completed"
+            trials = {state: Trial(rt, knocks, number) for number, state in enumerate(STATES)}
+            held = {state: bring(rt, one, state) for state, one in trials.items()}
+            before = {state: submissions.get(rt, one.id) for state, one in trials.items()}
 
             def child(number: int, ready: Any) -> list[bool]:
                 with court(database_url) as (own, _):
-                    agents = [Judge._bound_to(own, f"a{at}") for at in range(3)]
+                    agents = [Judge._bound_to(own, f"a{at}") for at in range(len(STATES))]
+                    if how == "reset":
+                        return [conversation.reset(own, agent._ref) == 1 for agent in agents]
+                    ids = [one.id for one in trials.values()]
                     return [
-                        agent.cancel_submission(one.id, "stop")
-                        for agent, one in zip(agents, trials, strict=True)
+                        agent.cancel_submission(id, "stop") for agent, id in zip(agents, ids, strict=True)
                     ]
 
             (answers,) = in_processes(1, child)
 
-            assert answers == [True, True, False]
-            assert claims.run(rt, pending.id).word == "ended-before"
-            outcome = turns.run(rt, held)
-            afterwards.call_hooks(rt, outcome.after, claims.claim_next)
-            assert outcome.word == "aborted"
-            pending.check(True, "stop", told=False)
-            claimed.check(True, "stop", told=True)
-            done.check(False, None, told=True)
+            assert dict(zip(STATES, answers, strict=True)) == {state: state in UNFINISHED for state in STATES}
+            outcome = turns.run(rt, held["claimed"])
+            assert outcome.word == ("aborted" if how == "cancel" else "lease-lost")
+            if outcome.after is not None:
+                afterwards.call_hooks(rt, outcome.after, claims.claim_next)
+            recovery.sweep(rt)
+            for state, one in trials.items():
+                assert claims.run(rt, one.id).word == "ended-before"
+                if state not in UNFINISHED:
+                    assert submissions.get(rt, one.id) == before[state]
+                    one.agrees(str(before[state].status), before[state].error, told=state in HEARD_BY_HOOKS)
+                elif how == "cancel":
+                    one.agrees("aborted", "stop", told=state == "claimed")
+                elif before[state].status == "running":
+                    one.agrees("aborted", None, told=False)
+                else:
+                    one.agrees("skipped", conversation.SKIPPED_BY_RESET, told=False)
+
+    def test_a_reset_from_another_process(self, database_url):
+        """B28: a reset and an end at one moment, in two processes."""
+        with court(database_url) as (rt, knocks), history(rt):
+            trials = [Trial(rt, knocks, number) for number in range(ROUNDS)]
+
+            def child(number: int, ready: Any) -> list[Any]:
+                rng = random.Random(number)
+                with court(database_url) as (own, _):
+                    ready()
+                    if not number:
+                        return [claims.run(own, one.id).word for one in trials]
+                    answers = []
+                    for at, one in enumerate(trials):
+                        _until_it_runs(own, one.id)
+                        threading.Event().wait(rng.random() * 0.05)
+                        answers.append(conversation.reset(own, Judge._bound_to(own, f"a{at}")._ref))
+                    return answers
+
+            words, resets = in_processes(2, child)
+            for one, word, ended in zip(trials, words, resets, strict=True):
+                assert (word == "completed") == (not ended)
+                one.check(bool(ended), None, told=not ended)
+                assert one.agent.messages == []
+
+
+UNFINISHED = ("its worker is dead", "pending", "claimed", "handed over", "put off")
+HEARD_BY_HOOKS = ("completed", "error")
+STATES = (*UNFINISHED, *HEARD_BY_HOOKS, "aborted", "skipped")
+HEARD_BY_WORKFLOWS = {
+    "completed": None,
+    "error": "ThinkPromptError",
+    "aborted": "ThinkPromptAbortedError",
+    "skipped": "ThinkPromptSkippedError",
+}
+
+
+def bring(rt: Runtime, one: Trial, state: str) -> Any:
+    """Bring its turn there; what the worker holds that has it in hand, if one has."""
+    kept = rt.stand_in, rt.failpoint
+    held = None
+    match state:
+        case "claimed" | "its worker is dead":
+            held = claims.claim(rt, one.id)
+            if state != "claimed":
+                die(rt)
+        case "handed over":
+            rt.failpoint = lambda point: (
+                rt.stopping.abort("a deploy") if point == "turn:tool-stored" else None
+            )
+            assert claims.run(rt, one.id).word == "handed-over"
+            rt.stopping = AbortController()
+        case "put off" | "error":
+            wish = 3600 if state == "put off" else None
+            refusal = ModelError("busy", retryable=wish is not None, retry_after_seconds=wish)
+            rt.stand_in = lambda _: ScriptedModel(fail(refusal))
+            claims.run(rt, one.id)
+        case "completed":
+            claims.run(rt, one.id)
+        case "aborted":
+            assert one.agent.cancel_submission(one.id, "before")
+        case "skipped":
+            assert conversation.reset(rt, one.agent._ref) == 1
+    rt.stand_in, rt.failpoint = kept
+    return held
 
 
 def _until_it_runs(rt: Runtime, submission_id: str) -> None:

@@ -10,7 +10,9 @@ from tests.domain.crowd import workers
 from tests.domain.flows import begin, flow, start
 from tests.domain.talk import crash_at_nth, shape, talker
 from think_celery import Think
-from think_celery.domain import advance, claims, helping
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import helping
+from think_celery.domain.workflows import advance
 from think_celery.errors import NestedTurn, TurnStillRunning
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call, say

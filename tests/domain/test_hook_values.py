@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from tests.domain.flows import worker
 from tests.domain.talk import COMPLETED, ERROR, ask, talker
-from think_celery import Recovery, Think, ThinkWorkflow
-from think_celery.domain import claims
+from think_celery import Recovery, StepConfig, Think, ThinkWorkflow, TurnConfig, step_count_is
+from think_celery.domain.submissions import claims
 from think_celery.errors import InvalidClass, InvalidValue, NotSerializable
 from think_celery.providers.scripted import FunctionModel, fail, say
 from think_celery.runtime import workflow_classes
@@ -20,11 +20,11 @@ class TestAnswersOfHooks:
     @pytest.mark.parametrize(
         ("hook", "given", "says"),
         [
-            ("get_tools", 3, r"Talker\.get_tools returned a int. Return a list"),
+            ("get_tools", 3, r"Talker\.get_tools returned an int. Return a list"),
             ("get_tools", "add", r"Talker\.get_tools returned a str"),
             ("get_tools", ask, r"Talker\.get_tools returned a function"),
-            ("get_system_prompt", 3, r"Talker\.get_system_prompt returned a int. Return a text"),
-            ("before_turn", 3, r"Talker\.before_turn returned a int"),
+            ("get_system_prompt", 3, r"Talker\.get_system_prompt returned an int. Return a text"),
+            ("before_turn", 3, r"Talker\.before_turn returned an int"),
         ],
     )
     def test_what_is_unfit_ends_the_turn(self, quick: ThinkTest, hook: str, given: Any, says: str) -> None:
@@ -36,6 +36,33 @@ class TestAnswersOfHooks:
 
         assert (done.status, done.error_type, model.requests) == (ERROR, "InvalidValue", [])
         assert re.search(says, done.error)
+
+    @pytest.mark.parametrize(
+        ("config", "given", "says"),
+        [
+            (TurnConfig, {"modle": "m/a"}, "TurnConfig has no modle. Did you mean model?"),
+            (TurnConfig, {"nothing_like_it": 1}, "TurnConfig has no nothing_like_it. It has model, system, "),
+            (
+                StepConfig,
+                {"stop_when": step_count_is(2)},
+                "StepConfig has no stop_when. It has model, system, ",
+            ),
+        ],
+    )
+    def test_a_name_that_a_config_has_not(
+        self, quick: ThinkTest, config: Any, given: dict[str, Any], says: str
+    ) -> None:
+        """It is our error, with the name that may be meant; in a hook it ends the turn."""
+        with pytest.raises(InvalidValue) as error:
+            config(**given)
+        assert says in str(error.value)
+
+        agent = talker(before_turn=lambda self, ctx: config(**given))("a")
+        model = quick.script(agent, say("never asked for"))
+        done = ask(quick, agent)
+
+        assert (done.status, done.error_type, model.requests) == (ERROR, "InvalidValue", [])
+        assert says in done.error
 
     def test_no_further_tools(self, quick: ThinkTest) -> None:
         """`None` from `get_tools` is what it is from any hook: as it would be without."""

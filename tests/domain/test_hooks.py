@@ -32,8 +32,8 @@ from think_celery import (
     step_count_is,
     tool,
 )
-from think_celery.agent import Think
-from think_celery.domain import claims
+from think_celery.agents.think import Think
+from think_celery.domain.submissions import claims
 from think_celery.errors import AsyncNotSupported, InvalidValue
 from think_celery.messages import user
 from think_celery.protocols import Finish, TextDelta, Usage
@@ -78,17 +78,18 @@ def recorder(calls: list[str], **attributes: Any) -> type[Think]:
 
         return method
 
-    for hook in {name for name, _ in documented()} - vars(Recorder).keys():
+    for hook in {name for name, _ in documented()[0]} - vars(Recorder).keys():
         setattr(Recorder, hook, note(hook))
     for name, value in attributes.items():
         setattr(Recorder, name, value)
     return Recorder
 
 
-def documented() -> list[tuple[str, str]]:
-    """The hooks of the page's table, and what stands beside each name."""
+def documented() -> list[list[tuple[str, str]]]:
+    """The hooks of the page's two tables, and what stands beside each name."""
     rows = r"^\| `(\w+)`( [\w]+)? \| (?:decides|reacts) \|"
-    return re.findall(rows, PAGE.read_text(), re.MULTILINE)
+    tables = [re.findall(rows, part, re.MULTILINE) for part in PAGE.read_text().split("\n\n")]
+    return [table for table in tables if table]
 
 
 def once(calls: list[str]) -> list[str]:
@@ -99,7 +100,7 @@ def once(calls: list[str]) -> list[str]:
 class TestOrder:
     def test_it_is_that_of_the_page(self, t: ThinkTest) -> None:
         """B23: a turn with one tool call calls its hooks in the order of the reference page's table."""
-        told, calls = [f"{name}{rest}" for name, rest in documented()], []
+        told, calls = [f"{name}{rest}" for name, rest in documented()[0]], []
         agent = recorder(calls)
         # a stand-in needs no name, so the model is not asked for in a test
         t.script(agent, call("add", {"a": 1, "b": 2}), say("3"))
@@ -109,6 +110,30 @@ class TestOrder:
         assert done.status == COMPLETED
         assert once(calls) == [each for each in told if each != "get_model"]
         assert len(told) == 16
+
+    def test_of_a_turn_that_goes_wrong(self, t: ThinkTest) -> None:
+        """B23: so does one that begins its agent, is interrupted, and fails: the page's second table."""
+        told, calls = [f"{name}{rest}" for name, rest in documented()[1]], []
+
+        def on_start(self: Any) -> None:
+            calls.append("on_start")
+            self.set_state({"begun": True})
+
+        agent = recorder(
+            calls,
+            on_start=on_start,
+            on_state_changed=lambda self, state, source: calls.append("on_state_changed"),
+            on_chat_recovery=lambda self, ctx: calls.append("on_chat_recovery"),
+            on_chat_error=lambda self, error, ctx: calls.append("on_chat_error"),
+        )
+        t.script(agent, call("add", {"a": 1, "b": 2}), fail("no such model"))
+        crash_at_nth(t, "turn:before-model", 2)
+
+        done = ask(t, agent("a"))
+
+        assert (done.status, t.crashes) == (ERROR, ["turn:before-model"])
+        assert once(calls) == [each for each in told if each != "get_model"]
+        assert len(told) == 23
 
     def test_the_model_is_asked_for_after_the_tools(self, sqlite_url: str) -> None:
         """Outside tests `get_model` stands between the tools and the system prompt."""
@@ -174,7 +199,7 @@ class TestOrder:
 
 
 class TestBeforeTurn:
-    def test_everything_that_it_may_decide(self, quick: ThinkTest) -> None:
+    def test_everything_that_it_may_decide(self, t: ThinkTest) -> None:
         """B23: prompt, messages, tools, choice, limits and options of each request; nothing of it is stored."""
         config = TurnConfig(
             system="Be exact.",
@@ -189,9 +214,9 @@ class TestBeforeTurn:
             provider_options={"openai": {"seed": 1}},
         )
         agent = talker(add, before_turn=lambda self, ctx: config)("a")
-        model = quick.script(agent, call("mul", {"a": 2, "b": 3}))
+        model = t.script(agent, call("mul", {"a": 2, "b": 3}))
 
-        done = ask(quick, agent, "Go")
+        done = ask(t, agent, "Go")
 
         (request,) = model.requests
         assert (request.system, request.messages[0].text) == ("Be exact.", "Something else")
@@ -307,12 +332,12 @@ class TestBeforeTurn:
 
 class TestStructuredTurns:
     @pytest.mark.parametrize("choice", ["auto", "none"])
-    def test_a15_a_tool_choice_of_ones_own_stands(self, quick: ThinkTest, choice: Any) -> None:
+    def test_a15_a_tool_choice_of_ones_own_stands(self, t: ThinkTest, choice: Any) -> None:
         """A15: the choice that `before_turn` names is sent, and a turn without the answer fails."""
         agent = talker(before_turn=lambda self, ctx: TurnConfig(tool_choice=choice))("a")
-        model = quick.script(agent, say("Just text"))
+        model = t.script(agent, say("Just text"))
 
-        done = ask_structured(quick, agent)
+        done = ask_structured(t, agent)
 
         assert model.requests[0].tool_choice == choice
         assert (done.status, done.error_type) == (ERROR, "NoFinalAnswer")
@@ -486,6 +511,21 @@ class TestExceptions:
 
         assert (done.status, done.error_type, done.error) == (ERROR, "LookupError", "no such tenant")
         assert model.requests == []
+
+    def test_of_the_one_that_names_the_model(self, live: Any) -> None:
+        """The same of `get_model`, in a worker: in a test a stand-in answers, and it is not asked."""
+
+        def raises(self: Any) -> None:
+            raise LookupError("no such tenant")
+
+        bound = talker(get_model=raises)._bound_to(live, "a")
+        first, second = bound.submit_messages("One"), bound.submit_messages("Two")
+
+        words = [claims.run(live, each.submission_id).word for each in (first, second)]
+
+        done = bound.inspect_submission(first.submission_id)
+        assert words == ["error", "error"]
+        assert (done.status, done.error_type, done.error) == (ERROR, "LookupError", "no such tenant")
 
     @pytest.mark.parametrize("error", [ValueError("secret"), SystemExit(3)], ids=["Exception", "SystemExit"])
     @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from tests.domain.talk import (
 )
 from tests.domain.till import Till, forge, interaction_rows, only, stored
 from tests.providers import transcripts
+from think_celery.clock import to_milliseconds
 from think_celery.domain import tick
-from think_celery.domain.conversation import DENIED
+from think_celery.domain.conversation.conversation import DENIED
 from think_celery.errors import InteractionMismatch, InteractionNotFound, InvalidToolResult, PayloadTooLarge
 from think_celery.providers.scripted import answer, call, say
 
@@ -42,6 +43,7 @@ class TestAsking:
         assert (waiting.tool_name, waiting.input, waiting.kind) == ("pay", {"euros": 5}, "approval")
         assert (waiting.message_id, waiting.submission_id) == (done.message_id, done.submission_id)
         assert (waiting.tool_call_id, waiting.created_at) == (pay.tool_call_id, t.clock.now())
+        assert waiting.to_dict()["createdAt"] == to_milliseconds(t.clock.now())  # as in all receipts
         assert agent.has_pending_interaction
         assert tick.next_due(t.rt) is None
         t.skip("3 days")
@@ -165,7 +167,7 @@ class TestDeciding:
         assert calls_of(asked.message())[0].state == "approval-responded"
         assert not agent.has_pending_interaction
         t.run_until_idle()
-        going_on = agent.inspect_submission(decided.submission_id)
+        going_on = agent.inspect_submission(decided.continuation_id)
         assert (going_on.status, going_on.message_id) == (COMPLETED, asked.message_id)
         assert row(t.rt, going_on).kind == "continue"
         assert till.paid == [5]
@@ -239,7 +241,7 @@ class TestDeciding:
             agent.provide_tool_result(locate.tool_call_id, "home"),
         ]
         t.run_until_idle()
-        assert [each.submission_id for each in early] == [None] * 3
+        assert [each.continuation_id for each in early] == [None] * 3
         assert len(model.requests) == 1
         last = agent.approve_tool_call(second.tool_call_id)
         t.run_until_idle()
@@ -251,7 +253,7 @@ class TestDeciding:
             "output-available",
             "output-available",
         ]
-        assert agent.inspect_submission(last.submission_id).status is COMPLETED
+        assert agent.inspect_submission(last.continuation_id).status is COMPLETED
         assert len(agent.list_submissions()) == 2
         transcripts.check(model.requests)
 
@@ -268,7 +270,7 @@ class TestDeciding:
         late.append(agent.reject_tool_call(call_id))
 
         assert [bool(each) for each in late] == [False] * 3
-        assert {(each.status, each.submission_id) for each in late} == {("approved", first.submission_id)}
+        assert {(each.status, each.continuation_id) for each in late} == {("approved", first.continuation_id)}
         assert (till.paid, len(agent.list_submissions())) == ([5], 2)
 
     def test_what_cannot_be_decided(self, t, till):

@@ -12,8 +12,8 @@ from tests.providers import anthropic_frames as frames
 from tests.providers import transcripts
 from tests.providers.server import ModelServer, json_response, text_frames, tool_call_frames
 from think_celery import AbortController, Think
-from think_celery.domain import conversation
-from think_celery.domain.receipts import Submission
+from think_celery.domain.conversation import conversation
+from think_celery.domain.submissions.receipts import Submission
 from think_celery.domain.work import perform
 from think_celery.protocols import (
     Finish,
@@ -304,7 +304,7 @@ class TestApprovals:
 
         def act(scene: Scene) -> None:
             if how is cancel:
-                scene.agent.cancel_submission(decided.submission_id)
+                scene.agent.cancel_submission(decided.continuation_id)
                 quick.rt.monitor.beat()
             else:
                 how(scene)
@@ -358,7 +358,7 @@ class TestOnTheWire:
 
             assert ran == [2]
             assert [part.state for part in calls_of(asked.message())] == ["output-denied", "output-available"]
-            going_on = agent.inspect_submission(decided.submission_id)
+            going_on = agent.inspect_submission(decided.continuation_id)
             assert going_on.message().text == "All done."
             assert (len(openai.requests), len(anthropic.requests)) == (4, 1)
             assert [transcripts.openai_problems(body) for body in openai.requests] == [[]] * 4

@@ -7,9 +7,11 @@ import pytest
 from pydantic import BaseModel
 
 from tests.domain.flows import begin, flow, seize_of, start
-from think_celery.domain import workflows
-from think_celery.domain.journal import OWN_ERRORS, own_failure, recorded_error
+from think_celery.domain.workflows import control
+from think_celery.domain.workflows.journal import OWN_ERRORS, own_failure, recorded_error
 from think_celery.errors import (
+    ChildWorkflowError,
+    ChildWorkflowTimeoutError,
     ReplayMismatch,
     StepError,
     Suspend,
@@ -57,7 +59,7 @@ class TestMismatch:
         assert ran == []
 
         flow(first)
-        assert workflows.resume(t.rt, workflow.ref)
+        assert control.resume(t.rt, workflow.ref)
         t.run_until_idle()
         assert (workflow.output, workflow.row.error_type, workflow.row.error) == ("done", None, None)
         assert ran == ["b1"]
@@ -227,7 +229,7 @@ class TestSuspending:
         workflow.send("go", 5)
         t.run_until_idle()
         assert workflow.status == "paused"
-        assert workflows.resume(t.rt, workflow.ref)
+        assert control.resume(t.rt, workflow.ref)
         t.run_until_idle()
         assert workflow.output == 5
 
@@ -290,6 +292,8 @@ class TestErrors:
             WorkflowTimeoutError("s", 1.5),
             WorkflowRejectedError("s", None),
             WorkflowRejectedError("s", "a\x00b\ud800"),
+            ChildWorkflowError("s", "Child", "c1", "errored", "KeyError", "no\x00such"),
+            ChildWorkflowTimeoutError("s", "Child", "c1", "terminated", 5.0),
             ThinkPromptError("id", "error", "w", "s", "why"),
             ThinkPromptAbortedError("id", "aborted", "w", "s", "why"),
             ThinkPromptSkippedError("id", "skipped", "w", "s", "why"),
@@ -308,7 +312,7 @@ class TestErrors:
 
     def test_each_of_them_is_tested(self):
         """A new one in the list gets a row above."""
-        assert len(OWN_ERRORS) == 7
+        assert len(OWN_ERRORS) == 9
 
     def test_a_users_error_of_the_same_name_is_no_own_error(self, t: ThinkTest):
         """What a step function raised is a StepError, whatever its class is called."""

@@ -24,7 +24,10 @@ from tests.domain.crowd import (
     workers,
 )
 from tests.domain.flows import start
-from think_celery.domain import advance, claims, leases, recovery, tick, turns
+from think_celery.domain import leases, recovery, tick
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import turns
+from think_celery.domain.workflows import advance
 from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.store import leases as lease_rows
@@ -51,7 +54,7 @@ def seize(t, lease):
 
 
 class TestRenewal:
-    def test_a_caller_s_open_transaction_stops_nothing(self, postgres_url):
+    def test_a_caller_s_open_transaction_stops_nothing(self, postgres_url, by_hand):
         """While a caller that has submitted and cancelled keeps its transaction open, beats and turns go on."""
         with workers(postgres_url) as rt:
             agent = Clerk._bound_to(rt, "a")
@@ -190,7 +193,7 @@ class TestDeath:
             assert again != before
             assert rt.monitor._thread.is_alive()
 
-    def test_a_fork_is_another_process(self, database_url):
+    def test_a_fork_is_another_process(self, database_url, by_hand):
         """The child has its own id, holds nothing, and no lock of the parent's stops it."""
         with workers(database_url) as rt:
             agent = Clerk._bound_to(rt, "a")
@@ -241,6 +244,21 @@ class TestSignals:
         with pytest.raises(TurnCancelled):
             held.check()
         assert held.signal.reason == "cancelled"
+
+    def test_a_callback_that_fails_is_its_own_work_s_alone(self, t, held, caplog):
+        """The beat goes on, to all the other work; nobody else is told of what one work's callback raised."""
+        Clerk("b").submit_messages("Hello", submission_id="other")
+        claimed = claims.claim(t.rt, "other")
+        held.signal.on_abort(lambda: 1 // 0)
+        with t.rt.monitor.hold(claimed.lease, submission_id="other", seconds=100) as other:
+            Clerk("a").cancel_submission("s")
+            Clerk("b").cancel_submission("other")
+
+            t.rt.monitor.beat()
+
+            assert held.cancelled
+            assert other.cancelled
+        assert "ZeroDivisionError" in caplog.text
 
     @pytest.mark.parametrize("anew", [False, True])
     def test_also_of_one_that_was_deleted_at_once(self, t, held, anew):
@@ -316,7 +334,7 @@ class TestSignals:
         assert row(t.rt, "s").status == "error"
         assert line(t.rt, Clerk("a")).process_id is None
 
-    def test_letting_go_does_not_hold_up_the_beat(self, postgres_url):
+    def test_letting_go_does_not_hold_up_the_beat(self, postgres_url, by_hand):
         """A caller has the row locked; the beat of the process goes on all the same."""
         with workers(postgres_url) as rt:
             agent = Clerk._bound_to(rt, "a")
@@ -366,6 +384,22 @@ class TestLeasesWithoutWork:
         t.rt.monitor.beat()
 
         assert t.rt.db.read(lambda tx: lease_rows.is_held(tx, lease))
+
+    def test_work_that_begins_after_the_look_is_left_alone(self, t):
+        """The beat is another thread's; among greenlets, one that computes keeps both the work and the news of it."""
+        lease = claims.claim(t.rt, submit(t)).lease
+        for _ in range(2):
+            t.rt.monitor.beat()
+            t.clock.advance(timedelta(seconds=1))
+        news = list(t.rt.monitor._beat(t.rt.db))
+
+        with t.rt.monitor.hold(lease, submission_id="s", seconds=100) as hold:
+            for tell in news:
+                tell()
+            t.rt.monitor.beat()
+
+            assert (len(news), hold.lost) == (1, False)
+            assert t.rt.db.read(lambda tx: lease_rows.is_held(tx, lease))
 
     def test_work_in_hand_is_left_alone(self, t, held):
         """What somebody here works under is theirs, however long it takes."""

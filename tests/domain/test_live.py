@@ -3,19 +3,19 @@
 import sys
 import threading
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
 
 from tests.domain.flows import worker
 from tests.domain.talk import ask, now, shape, talker
-from think_celery.domain import claims
-from think_celery.domain import live as live_rules
-from think_celery.domain.live import LiveEvent, LiveTurn
+from think_celery.domain.conversation import listening
+from think_celery.domain.conversation.live import LiveEvent, LiveTurn
+from think_celery.domain.submissions import claims
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.events.writer import LiveWriter
-from think_celery.protocols import Finish, Frame, TextDelta, Usage
+from think_celery.protocols import Cursor, Finish, Frame, Page, TextDelta, Usage
 from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import messages as message_rows
 from think_celery.store.joined import joined
@@ -23,7 +23,7 @@ from think_celery.store.tables import live as frames_table
 
 
 def listen(t: Any, agent: Any, submission_id: str | None = None) -> Any:
-    return live_rules.listen(t.rt, agent._ref, submission_id)
+    return listening.listen(t.rt, agent._ref, submission_id)
 
 
 def frame(
@@ -97,6 +97,34 @@ class TestOneTurn:
 
         assert [(e.type, e.text) for e in events] == [("snapshot", "Hello"), ("done", "")]
         assert t.clock.elapsed() - began <= 5.1
+
+    @pytest.mark.parametrize("when", ["as listening begins", "when the log has lost something"])
+    def test_what_was_stored_before_its_frames_are_read_is_not_shown_twice(self, t, when, monkeypatch):
+        """A look into the database may find more than the log has told by then; at the end, the text is whole."""
+        agent = talker()("a")
+        t.script(agent, say("Hello"))
+        submission = agent.submit_messages("Go")
+        read, snapshot = t.rt.events.read, listening._snapshot
+        lost = iter([when != "as listening begins"])
+
+        def read_after_a_loss(agent_id: str, cursor: Cursor) -> Page:
+            return Page((), cursor, lost=True) if next(lost, False) else read(agent_id, cursor)
+
+        def snapshot_after_the_turn(*given: Any) -> Any:
+            t.run_until_idle()
+            return snapshot(*given)
+
+        monkeypatch.setattr(listening, "_ended", lambda *_: None)  # its end is stored just after each look
+        if when == "as listening begins":
+            monkeypatch.setattr(listening, "_snapshot", snapshot_after_the_turn)
+        following = listen(t, agent, submission.submission_id)
+        monkeypatch.setattr(listening, "_snapshot", snapshot_after_the_turn)
+        monkeypatch.setattr(t.rt.events, "read", read_after_a_loss)
+
+        events = list(following)
+
+        assert [event.type for event in events].count("text-delta") >= 1
+        assert (said(events), events[-1].type) == ("Hello", "done")
 
     def test_when_only_its_end_is_lost_and_the_agent_goes_on(self, t):
         """The frames of later turns do not hide that this one has ended."""
@@ -301,10 +329,50 @@ class TestFrames:
 
         assert [each.n for each in frames] == list(range(1, 4001))
 
+    def test_text_that_grows_and_results_of_tools_are_numbered_in_their_order(self, quick, agent):
+        """Text goes into the frame that waits, results stand between: no number twice, none missing, no text lost."""
+        frames: list[Frame] = []
+
+        class Log:
+            append = staticmethod(frames.extend)
+
+        quick.rt.live = LiveWriter(Log(), gather_seconds=0.001, limit_seconds=60)
+        turn = LiveTurn(quick.rt, agent._ref.id, "s", "m", 1)
+
+        def write() -> None:
+            for n in range(3000):
+                turn.put(delta(f"{n} "))
+
+        def show(tool: int) -> None:
+            for n in range(300):
+                turn.put({"type": "shown", "of": [tool, n]}, {"type": "shown again", "of": [tool, n]})
+
+        threads = [threading.Thread(target=show, args=(tool,)) for tool in range(3)]
+        threads.append(threading.Thread(target=write))
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+            assert quick.rt.live.close(30)
+
+        spans = [(each.first, each.n) for each in frames]
+        assert all(after[0] == before[1] + 1 for before, after in pairwise(spans))
+        assert (spans[0][0], spans[-1][1]) == (1, 3000 + 3 * 300 * 2)
+        assert "".join(each.event.get("delta", "") for each in frames).split() == [
+            str(n) for n in range(3000)
+        ]
+        shown = [each.event["of"] for each in frames if "of" in each.event]
+        assert shown[::2] == shown[1::2], "something came between what was put together"
+
 
 @pytest.mark.parametrize("rounds", [100])
 def test_done_means_visible(database_url, rounds):
-    """FR-56: whoever sees `done` finds the answer, over another connection, every time (200 rounds)."""
+    """FR-56: whoever sees `done` finds the answer, over another connection, each of 100 times on each database."""
     with worker(database_url) as rt, worker(database_url) as reader:
         rt.live = LiveWriter(rt.events, synchronous=True, limit_seconds=60)  # no frame is given up
         agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.domain.talk import COMPLETED, ERROR, ask, crash_at_nth, events, kinds, now, row, shape, talker
 from tests.providers.server import CUT_OFF, DONE, ModelServer, chunk, error_frame, json_response, text_frames
-from think_celery.domain.attempts import LONGEST_PARK_SECONDS
+from think_celery.domain.turns.attempts import LONGEST_PARK_SECONDS
 from think_celery.errors import ModelError
 from think_celery.protocols import Finish, TextDelta, Usage
 from think_celery.providers.openai import OpenAIModel

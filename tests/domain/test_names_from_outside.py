@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.domain.flows import worker
-from think_celery.agent import Think
+from think_celery.agents.think import Think
 from think_celery.errors import InvalidValue, SubmissionNotFound, WorkflowNotFound
 from think_celery.runtime import agent_classes, workflow_classes
 from think_celery.workflow import ThinkWorkflow

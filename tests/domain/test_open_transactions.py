@@ -9,8 +9,12 @@ from sqlalchemy.orm import Session
 
 from tests.domain.crowd import wait_for_lock
 from think_celery import Think
-from think_celery.domain import claims, conversation, starts, tick, turns
+from think_celery.domain import tick
+from think_celery.domain.agents import starts
+from think_celery.domain.conversation import conversation
 from think_celery.domain.outcomes import Outcome
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import turns
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.store import agents, tables
 from think_celery.store.joined import joined
@@ -117,6 +121,56 @@ def test_an_end_that_waits_for_the_caller_keeps_no_other_worker(t: ThinkTest, ca
     assert before == ["busy"]
     assert said == ["busy", "aborted"]
     assert status(second) == "completed"
+
+
+def test_one_accepted_while_such_an_end_waits(t: ThinkTest, caller: Session):
+    """The end does not see it, and the tick meets it behind a turn that runs: it is knocked for all the same."""
+    agent = Opened("a")
+    held = claims.claim(t.rt, agent.submit_messages("Well?").submission_id)
+    assert not isinstance(held, Outcome)
+    with joined(t.rt.db, caller):
+        agent.cancel_submission(held.row.id)
+    others = Others(t)
+    others.begin(lambda: turns.run(t.rt, held))
+    wait_for_lock(t.rt)
+
+    waits = [agent.submit_messages(text).submission_id for text in ("And?", "So?", "Eh?")]
+    for _ in range(3):
+        t.skip("3 seconds")
+    caller.rollback()
+    failures = others.end()
+    t.lose_messages()  # those of the end, too
+    t.skip("2 minutes")
+
+    assert failures == []
+    assert [status(each) for each in waits] == ["completed"] * 3
+
+
+def test_those_behind_such_an_end_hide_no_other(
+    t: ThinkTest, caller: Session, monkeypatch: pytest.MonkeyPatch
+):
+    """However many they are: they are put off, and the next pass comes to other agents' lost messages."""
+    monkeypatch.setattr(tick, "ROWS", 2)
+    agent = Opened("a")
+    held = claims.claim(t.rt, agent.submit_messages("Well?").submission_id)
+    assert not isinstance(held, Outcome)
+    with joined(t.rt.db, caller):
+        agent.cancel_submission(held.row.id)
+    others = Others(t)
+    others.begin(lambda: turns.run(t.rt, held))
+    wait_for_lock(t.rt)
+
+    for number in range(5):
+        agent.submit_messages(str(number))
+    other = Opened("b").submit_messages("And you?").submission_id
+    t.lose_messages()
+    for _ in range(3):
+        t.skip("3 seconds")
+    during = status(other, "b")
+    caller.rollback()
+
+    assert others.end() == []
+    assert during == "completed"
 
 
 class Others:

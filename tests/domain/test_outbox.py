@@ -4,13 +4,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
+from sqlalchemy import select
 
 from tests.domain.crowd import Watch
-from tests.domain.flows import Handle, begin
+from tests.domain.flows import Desk, Handle, begin, start
 from think_celery.domain import outbox
+from think_celery.domain.submissions import claims, submissions
 from think_celery.ids import WorkflowRef
+from think_celery.providers.scripted import FunctionModel, answer
 from think_celery.store import outbox as rows
+from think_celery.store import tables
 from think_celery.testing import ThinkTest
+
+
+class Draft(BaseModel):
+    """Some answer."""
+
+    title: str
 
 
 def waiting(event: Any, step: Any) -> Any:
@@ -43,6 +54,63 @@ class TestDelivery:
         t.run_until_idle()
         assert workflow.output == "hello"
         assert (row(t, news).status, row(t, news).payload, row(t, news).knock_at) == ("delivered", None, None)
+
+    def test_cut_by_celerys_soft_time_limit(self, t: ThinkTest):
+        """It goes on upwards, and is no failure of the workflow's: nothing is counted, no distance grows."""
+
+        class SoftTimeLimitExceeded(Exception):
+            pass
+
+        def cut(point: str) -> None:
+            if point == "outbox:before-delivery":
+                raise SoftTimeLimitExceeded
+
+        workflow = begin(t, waiting)
+        news = store(t, workflow)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(t.rt, "failpoint", cut)
+            with pytest.raises(SoftTimeLimitExceeded):
+                outbox.deliver(t.rt, news)
+
+        found = row(t, news)
+        assert (found.status, found.attempts, found.last_error) == ("pending", 0, None)
+        assert outbox.deliver(t.rt, news).word == "delivered"
+
+    def test_cut_after_a_turn_that_the_agent_wants_to_hear_of(self, t: ThinkTest):
+        """The turn has ended and stays so; its line is given back, and the news reaches the workflow by the tick."""
+
+        class SoftTimeLimitExceeded(Exception):
+            pass
+
+        heard: list[Any] = []
+
+        class Cut(Desk, name="CutAfterwards"):
+            def on_chat_response(self, result: Any) -> None:
+                heard.append(result.status)
+
+        workflow = start(
+            t.rt, lambda event, step: step.prompt("ask", prompt="?", output=Draft, agent=Cut("cut")).title
+        )
+        workflow.advance()
+        prompt = Cut("cut").list_submissions()[0].submission_id
+        t.script(Cut, answer({"title": "T"}))
+        with pytest.MonkeyPatch.context() as patch:
+
+            def cut(point: str) -> None:
+                if point == "outbox:before-delivery":
+                    raise SoftTimeLimitExceeded
+
+            patch.setattr(t.rt, "failpoint", cut)
+            outcome = claims.run(t.rt, prompt)
+        line = t.rt.db.read(
+            lambda tx: tx.execute(
+                select(tables.lines.c.process_id).where(tables.lines.c.agent_id == Cut("cut")._ref.id)
+            ).scalar()
+        )
+
+        assert (outcome.word, outcome.ended, line, heard) == ("completed", True, None, [])
+        t.skip("1 minute")
+        assert workflow.output == "T"
 
     def test_the_same_news_is_stored_once(self, t: ThinkTest):
         """Two changes that store one piece of news store it once."""
@@ -109,6 +177,25 @@ class TestRetries:
         assert workflow.output == "hello"
         assert row(t, news).attempts == 3
         assert len(workflow.inbox) == 1
+
+    def test_the_turn_has_ended_all_the_same(self, t: ThinkTest):
+        """Whoever ran a turn delivers its news; where that fails, the turn stays ended, and the tick delivers it."""
+        t.use_model(FunctionModel(lambda request: answer({"title": "an answer"})))
+        failures = [ConnectionError("once")]
+
+        def fails(point: str) -> None:
+            if point == "outbox:before-delivery" and failures:
+                raise failures.pop(0)
+
+        t.rt.failpoint = fails
+        workflow = begin(t, lambda event, step: step.prompt("ask", prompt="x", output=Draft).title)
+        (turn,) = submissions.find(t.rt, None)
+        assert (turn.status, workflow.status) == ("completed", "waiting")
+
+        t.skip(1)
+        t.skip(1)
+
+        assert workflow.output == "an answer"
 
     def test_the_distance_grows_to_five_minutes(self, t: ThinkTest):
         """1 s · 2ⁿ, at most 5 min, and for ever."""

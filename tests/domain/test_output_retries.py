@@ -10,8 +10,8 @@ from tests.domain.flows import Desk, begin
 from tests.domain.talk import COMPLETED, ERROR, LABEL, crash_at_nth, events, now, shape, talker
 from tests.providers.server import ModelServer, tool_call_frames
 from tests.providers.transcripts import check
-from think_celery.domain import submissions
-from think_celery.domain.outputs import KEPT
+from think_celery.domain.submissions import submissions
+from think_celery.domain.turns.outputs import KEPT
 from think_celery.messages import ToolPart, as_messages
 from think_celery.protocols import ForcedTool, ModelRequest
 from think_celery.providers.openai import OpenAIModel

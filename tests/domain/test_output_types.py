@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from tests.domain.flows import DESK, Desk, begin
 from tests.domain.talk import talker
 from think_celery.classes import find_loaded, name_if_loaded
-from think_celery.domain import claims, submissions
+from think_celery.domain.submissions import claims, submissions
 from think_celery.messages import as_messages
 from think_celery.providers.scripted import FunctionModel, answer
 from think_celery.schemas import loaded_output, output_schema

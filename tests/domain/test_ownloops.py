@@ -28,7 +28,7 @@ from tests.domain.talk import (
 )
 from think_celery import ChatAgent, Finish, ReasoningDelta, TextDelta, ToolCallComplete, ToolResult, Usage
 from think_celery.cli import doctor
-from think_celery.domain.requests import GO_ON
+from think_celery.domain.turns.requests import GO_ON
 from think_celery.protocols import ToolCallDelta
 from think_celery.settings import Settings
 from think_celery.testing import ThinkTest
@@ -280,7 +280,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("given", "says"),
         [
-            (42, "returned a int"),
+            (42, "returned an int"),
             (b"bytes", "returned a bytes"),
             ({"text": "x"}, "returned a dict"),
             ([{"text": "x"}], "yielded a dict"),

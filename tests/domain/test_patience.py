@@ -13,12 +13,12 @@ import psycopg
 import pytest
 
 from tests.domain.talk import now, talker
-from think_celery.agent import Think
+from think_celery.agents.think import Think
 from think_celery.clock import SystemClock
-from think_celery.domain import claims
 from think_celery.domain.leases import Hold
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.patience import STOPPING_SECONDS, patiently
+from think_celery.domain.submissions import claims
 from think_celery.errors import LeaseLost
 from think_celery.events.sql import SqlEventLog
 from think_celery.events.writer import LiveWriter

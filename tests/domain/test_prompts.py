@@ -9,8 +9,12 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from tests.domain.flows import DESK, Desk, Handle, begin, flow, start
-from think_celery.domain import claims, conversation, outbox, submissions, workflows
-from think_celery.domain.prompts import EVENT_TYPE
+from think_celery import Think
+from think_celery.domain import outbox
+from think_celery.domain.conversation import conversation
+from think_celery.domain.steps.prompts import EVENT_TYPE
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.workflows import workflows
 from think_celery.errors import (
     ThinkPromptAbortedError,
     ThinkPromptError,
@@ -20,9 +24,10 @@ from think_celery.errors import (
     WorkflowTimeoutError,
 )
 from think_celery.ids import short_hash
-from think_celery.providers.scripted import answer, fail, say
+from think_celery.providers.scripted import FunctionModel, answer, fail, say
 from think_celery.store import outbox as outbox_rows
 from think_celery.testing import ThinkTest
+from think_celery.tools import tool
 
 KEY = "think-workflow:Flow:w1:triage"
 
@@ -45,6 +50,16 @@ class Picky(BaseModel):
         if len(title) > 3:
             raise ValueError("longer than 3")
         return title
+
+
+class Enumerator(Think):
+    """Another class of agents."""
+
+
+@tool
+def look_up(words: str) -> str:
+    """What is known."""
+    return words
 
 
 def prompting(seen: list[Any] | None = None, **options: Any) -> Any:
@@ -242,6 +257,32 @@ class TestNames:
         assert workflow.output[0] == "Draft"
         assert [message.text for request in model.requests for message in request.messages] == ["first text"]
         assert "was submitted before with another text" in caplog.text
+
+    def test_the_fingerprint_tells_what_was_asked(self, t: ThinkTest, monkeypatch: pytest.MonkeyPatch):
+        """A22: text, schema, steps, tools and the agent's class: another one of these is another fingerprint; nothing
+        else is. It is found with the submission, beside the step that asked."""
+        t.use_model(FunctionModel(lambda request: answer({"title": "1"})))
+        asked: dict[str, tuple[dict[str, Any], list[Any]]] = {
+            "first": ({}, []),
+            "again": ({"timeout": 60, "key": "k"}, []),
+            "of another agent": ({"agent": Desk("back")}, []),
+            "text": ({"prompt": "Triage that."}, []),
+            "schema": ({"output": Picky}, []),
+            "steps": ({"max_steps": 3}, []),
+            "tools": ({}, [look_up]),
+            "class": ({"agent": Enumerator("front")}, []),
+        }
+        found: dict[str, str] = {}
+        for name, (options, tools) in asked.items():
+            monkeypatch.setattr(Desk, "get_tools", lambda self, tools=tools: tools)
+            begin(t, prompting(**options), id=name)
+            for made in options.get("agent", DESK).list_submissions():
+                assert made.metadata is not None
+                found[made.metadata["workflow"]["workflow_id"]] = made.fingerprint
+
+        same = {found.pop(name) for name in ("first", "again", "of another agent")}
+        assert len(same) == 1
+        assert len({*found.values()} | same) == 1 + len(found) == 6
 
 
 class TestRefusedBefore:

@@ -21,7 +21,8 @@ from tests.domain.crowd import (
     wait_for_lock,
     workers,
 )
-from think_celery.domain import claims, turns
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import turns
 from think_celery.domain.work import perform
 from think_celery.errors import SubmissionConflict
 from think_celery.store import submissions as rows
@@ -105,7 +106,7 @@ class TestOneKey:
         assert said(Clerk("a")) == (["other"] if ending == "rolled back" else ["first"])
 
     def test_rolled_back_leaves_nothing(self, t):
-        """FR-38: no row, no knock, no request; the id is known at once, and is the same when it is tried again."""
+        """FR-38, FR-44: no row, no knock, no request; the id is known at once, the same when it is tried again."""
         with transaction(t.rt):
             lost = Clerk("a").submit_messages("Hello", idempotency_key="k")
         nothing = count(t.rt), t.lose_messages()
@@ -232,7 +233,7 @@ class TestOneWriter:
             assert row(t.rt, name).attempts == 1
             turns.run(t.rt, claimed[0])
 
-    def test_of_many_processes_one_claims(self, database_url):
+    def test_of_many_processes_one_claims(self, database_url, by_hand):
         """Four workers, three threads each, and two submissions of an agent that has no row yet."""
         with workers(database_url) as rt:
             for name in ("one", "two"):

@@ -16,12 +16,15 @@ from tests.domain.talk import (
     shape,
     talker,
 )
-from think_celery.domain.conversation import UNKNOWN_OUTCOME
+from think_celery.domain.conversation.conversation import UNKNOWN_OUTCOME
 from think_celery.domain.recovery import decide
-from think_celery.domain.requests import GO_ON
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns.requests import GO_ON
+from think_celery.errors import ModelAborted
 from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
 from think_celery.protocols import Finish, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from think_celery.providers.scripted import FunctionModel, answer, call, say
+from think_celery.signals import AbortController
 from think_celery.testing import SimulatedCrash
 from think_celery.tools import tool
 
@@ -133,7 +136,9 @@ class TestDecide:
         assert [part.tool_name for part in found.to_run] == to_run
         assert all(any(part is each for each in found.parts) for part in found.to_run)
         assert (found.continues, found.complete) == (continues, complete)
-        assert all(part.state == "done" for part in found.parts if isinstance(part, TextPart))
+        again = decide(found.parts, lambda name: False)  # by the next worker, before anything more has come
+        assert (again.continues, again.complete) == (continues, complete)
+        assert short(again.parts) == short(found.parts)
         assert stored == before
 
     def test_an_unknown_outcome_is_said(self):
@@ -272,6 +277,30 @@ class TestPartialText:
         assert agent.messages[:2] == earlier
         assert asked[3].id == done.message_id == agent.messages[3].id
         assert sum(part.type == "step-start" for part in done.message().parts) == 1
+
+    @pytest.mark.parametrize("pieces", [[], [ToolCallDelta(0, "c", "weather", '{"ci')]], ids=["text", "call"])
+    def test_it_is_handed_over_before_anything_more_has_come(self, t, pieces):
+        """Workers stop one after another, as in a deployment: what the second stores is no whole answer."""
+
+        def respond(request):
+            if request.messages[-1].text == GO_ON:
+                yield from [TextDelta("lo."), Finish("stop", None, Usage())]
+                return
+            yield from [TextDelta("Hel"), *pieces]
+            t.rt.stopping.abort("the worker stops")
+            raise ModelAborted("stopped")
+
+        agent = talker()("a")
+        t.use_model(FunctionModel(respond), agent)
+        agent.submit_messages("Go", submission_id="s")
+
+        stopped = [claims.run(t.rt, "s").word for _ in range(2)]
+        t.rt.stopping = AbortController()
+        t.run_until_idle()
+
+        assert stopped == ["handed-over"] * 2
+        assert [m.text for m in agent.messages] == ["Go", "Hello."]
+        assert all(part.state == "done" for part in agent.messages[1].parts if part.type == "text")
 
     def test_reasoning_alone_is_asked_for_again(self, t):
         """Nothing that a listener saw as text: the step is asked for again, with the same request."""

@@ -23,9 +23,10 @@ from tests.domain.crowd import (
 )
 from tests.domain.talk import ask
 from think_celery import Think, tool
-from think_celery.domain import claims, tick
-from think_celery.domain.conversation import SKIPPED_BY_RESET
-from think_celery.domain.removal import SKIPPED_BY_DESTROY
+from think_celery.domain import tick
+from think_celery.domain.agents.removal import SKIPPED_BY_DESTROY
+from think_celery.domain.conversation.conversation import SKIPPED_BY_RESET
+from think_celery.domain.submissions import claims
 from think_celery.errors import InsideTransaction, LeaseLost
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call, say

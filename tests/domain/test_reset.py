@@ -19,8 +19,11 @@ from tests.domain.crowd import (
     transaction,
     wait_for_lock,
 )
-from think_celery.domain import claims, conversation, tick, turns
-from think_celery.domain.conversation import SKIPPED_BY_RESET
+from think_celery.domain import tick
+from think_celery.domain.conversation import conversation
+from think_celery.domain.conversation.conversation import SKIPPED_BY_RESET
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import turns
 from think_celery.errors import InsideTransaction
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel

@@ -11,7 +11,7 @@ from tests.domain.crowd import FORK, Clerk, change, count, echo, prompt, row, tr
 from tests.domain.flows import DESK, flow
 from think_celery.domain import retention, tick
 from think_celery.settings import Settings
-from think_celery.store import tables
+from think_celery.store import children, tables
 from think_celery.testing import SimulatedCrash, think_test
 
 DAY = timedelta(days=1)
@@ -183,6 +183,83 @@ class TestWorkflows:
         DESK.run_workflow(done, workflow_id="x")
         t.run_until_idle()
         assert ran == [1, 1]
+
+
+def assert_keys_are_alike(t):
+    """The key of the child's news is the same in SQL, where it keeps the child, as where the news is stored."""
+    its = tables.workflows.c
+    child = select(*its, children.NEWS_KEY.label("in_sql")).where(its.parent_key.is_not(None))
+    row = t.rt.db.read(lambda tx: tx.execute(child).one())
+    stored = t.rt.db.read(lambda tx: tx.execute(select(tables.outbox.c.dedupe_key)).scalars().all())
+    assert [row.in_sql] == stored == [children.news_key(row)]
+
+
+class TestChildren:
+    """What a parent waits for, and which news it has not got, is not removed."""
+
+    def begin(self, t, child_id="child", parent_id="parent"):
+        """A parent whose child has ended, and whose news nobody has delivered."""
+        child = flow(lambda event, step: "packed", name="Child")
+        parent = flow(
+            lambda event, step: step.run_workflow(
+                "pack", child, {}, workflow_id=child_id, timeout="200 days"
+            ),
+            name="Parent",
+        )
+        DESK.run_workflow(parent, workflow_id=parent_id)
+        return parent
+
+    def test_one_whose_parent_has_not_got_the_news_stays(self, t):
+        """However late that is delivered, the answer counts; then the child goes, and its parent waits no more."""
+        parent = self.begin(t)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("think_celery.domain.workflows.inbox.take", lambda *_: 1 / 0)
+            patch.setattr("think_celery.store.outbox.deliver", lambda *_: 1 / 0)
+            t.run_until_idle()
+            t.clock.advance(100 * DAY)
+            tick.run(t.rt)
+            t.skip("2 minutes")
+        left = t.rt.db.read(lambda tx: tx.execute(select(tables.workflows.c.workflow)).scalars().all())
+        assert sorted(left) == ["Child", "Parent"]
+        assert_keys_are_alike(t)
+
+        for _ in range(3):
+            t.skip("6 minutes")
+
+        assert t.output(parent, "parent") == "packed"
+        left = t.rt.db.read(lambda tx: tx.execute(select(tables.workflows.c.workflow)).scalars().all())
+        assert left == ["Parent"]
+
+    def test_a_parent_that_was_paused_meanwhile_has_its_answer(self, t):
+        """The news is in its inbox, so the child itself may go."""
+        child = flow(lambda event, step: step.wait_for_event("wait", type="go").payload, name="Child")
+        parent = flow(
+            lambda event, step: step.run_workflow("pack", child, {}, workflow_id="c"), name="Parent"
+        )
+        DESK.run_workflow(parent, workflow_id="parent")
+        t.run_until_idle()
+        DESK.pause_workflow("parent", workflow=parent)
+        DESK.send_workflow_event("Child", "c", type="go", payload="packed")
+        t.run_until_idle()
+        t.skip("40 days")
+        assert count(t.rt, tables.workflows) == 1
+
+        DESK.resume_workflow("parent", workflow=parent)
+        t.run_until_idle()
+
+        assert t.output(parent, "parent") == "packed"
+
+    def test_a_child_of_that_id_tells_its_own_parent(self, database_url):
+        """Also where what has ended is kept for less time than news is."""
+        settings = Settings(retention_seconds=3_600.0)
+        with think_test(echo(), database_url=database_url, settings=settings) as t:
+            for number in range(2):
+                parent = self.begin(t, parent_id=f"parent-{number}")
+                t.run_until_idle()
+                assert t.output(parent, f"parent-{number}") == "packed"
+                for _ in range(3):
+                    t.skip("1 hour")
+                assert count(t.rt, tables.workflows) == 0
 
 
 class TestNews:

@@ -8,7 +8,8 @@ from tests.domain.crowd import at_once, clerk, said, transaction, workers
 from tests.domain.talk import talker
 from tests.domain.till import Till
 from think_celery import AbortController, SaveMessagesResult
-from think_celery.domain import conversation, submissions
+from think_celery.domain.conversation import conversation
+from think_celery.domain.submissions import submissions
 from think_celery.domain.work import perform
 from think_celery.errors import (
     EmptySubmission,

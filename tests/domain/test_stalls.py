@@ -9,12 +9,13 @@ import pytest
 from tests.domain.flows import worker
 from tests.domain.talk import COMPLETED, PATIENCE, Running, calls_of, now, shape, talker
 from tests.domain.test_endings import short_grace
-from think_celery.domain import claims, leases
-from think_celery.domain.conversation import UNKNOWN_OUTCOME
+from think_celery.domain import leases
+from think_celery.domain.conversation.conversation import UNKNOWN_OUTCOME
+from think_celery.domain.submissions import claims
 from think_celery.errors import ModelError
+from think_celery.hooks.recoveries import RecoveryLimits
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, fail, say, silence
-from think_celery.recoveries import RecoveryLimits
 
 SOON = RecoveryLimits(stall=0.3, max_attempts=2)
 

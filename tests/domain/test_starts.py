@@ -11,7 +11,8 @@ import pytest
 from tests.domain.crowd import FORK, change, count, drain, in_processes, line, transaction, workers
 from tests.domain.talk import ask
 from think_celery import Think
-from think_celery.domain import starts, tick
+from think_celery.domain import tick
+from think_celery.domain.agents import starts
 from think_celery.domain.work import perform
 from think_celery.errors import AsyncNotSupported, InvalidValue, UnknownClass
 from think_celery.ids import AgentRef

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from tests.domain.crowd import at_once, count, in_processes, transaction, workers
 from tests.domain.talk import ask, talker
 from think_celery import Think, tool
-from think_celery.domain import agents as domain
+from think_celery.domain.agents import agents as domain
 from think_celery.errors import (
     AsyncNotSupported,
     InvalidValue,

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, select, text, update
 
 from tests.domain.flows import DESK, Desk, Handle, begin, seize_of, start, worker
-from think_celery.domain import submissions, workflows
+from think_celery.domain.submissions import submissions
+from think_celery.domain.workflows import workflows
 from think_celery.errors import StepError
 from think_celery.ids import WorkflowRef
 from think_celery.retries import Retry
@@ -227,7 +228,7 @@ class TestLimits:
 
     def test_postgresql_ends_a_statement_that_hangs(self, postgres_url: str, monkeypatch):
         """`statement_timeout` ends the statement itself: others don't wait for a hanging one."""
-        monkeypatch.setattr("think_celery.domain.effects.TRANSACTION_SECONDS", 0.3)
+        monkeypatch.setattr("think_celery.domain.steps.effects.TRANSACTION_SECONDS", 0.3)
         with worker(postgres_url) as rt:
             create(rt)
             workflow = start(

@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import threading
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -101,6 +101,17 @@ class TestOnce:
             return [step.do("charge", lambda context: context.idempotency_key) for _ in range(2)]
 
         assert begin(t, run).output == ["Flow:w1:1:charge", "Flow:w1:1:charge#2"]
+
+    def test_no_two_steps_share_a_key(self, t: ThinkTest):
+        """Ids and names may hold colons: what they make of a key is told apart all the same."""
+
+        def run(event, step):
+            return step.do(event.payload["name"], lambda context: context.idempotency_key)
+
+        first = begin(t, run, {"name": "1:charge"}, id="order")
+        second = begin(t, run, {"name": "charge"}, id="order:1")
+
+        assert [first.output, second.output] == ["Flow:order:1:1%3Acharge", "Flow:order:1:1:charge"]
 
 
 class TestValues:
@@ -249,6 +260,36 @@ class TestRetries:
         assert workflow.output == "up"
         assert [attempt for _, attempt in tries] == [1, 2]
         assert tries[1][0] == pytest.approx(60, abs=1)
+
+    def test_what_is_usual(self, t: ThinkTest):
+        """Without `retry=` six attempts, 10 s apart, then twice as long each time."""
+        tries: list[float] = []
+
+        def fail():
+            tries.append(t.clock.elapsed())
+            raise OSError("down")
+
+        workflow = begin(t, lambda event, step: step.do("call", fail))
+        t.skip(400)
+
+        assert tries == pytest.approx([0, 10, 30, 70, 150, 310], abs=1)
+        assert workflow.status == "errored"
+
+    @pytest.mark.parametrize(
+        ("given", "seconds", "said"),
+        [({}, 599, "ok"), ({}, 601, "StepTimeout"), ({"timeout": None}, 601, "ok")],
+    )
+    def test_an_attempt_has_ten_minutes(self, t: ThinkTest, given: Any, seconds: float, said: str):
+        """If not said otherwise; with `timeout=None` as long as it takes."""
+
+        def run(event, step):
+            try:
+                step.do("call", lambda: t.clock.sleep(seconds), retry=ONCE, **given)
+            except StepError as error:
+                return error.error_type
+            return "ok"
+
+        assert begin(t, run).output == said
 
     def test_an_event_does_not_shorten_the_wait(self, t: ThinkTest):
         """A run that an event wakes before the next attempt is due parks again."""
@@ -578,9 +619,9 @@ class TestThreads:
             assert (workflow.status, workflow.row.error_type) == ("paused", "UnreadableValue")
         finally:
             globals()["Line"] = kept
-        from think_celery.domain import workflows
+        from think_celery.domain.workflows import control
 
-        assert workflows.resume(quick.rt, workflow.ref)
+        assert control.resume(quick.rt, workflow.ref)
         quick.run_until_idle()
         assert workflow.output == "kept"
 
@@ -590,3 +631,34 @@ def test_flow_replaces_the_one_before(quick: ThinkTest):
     flow(lambda event, step: 1)
 
     assert begin(quick, lambda event, step: 2).output == 2
+
+
+def test_values_come_back_typed_or_are_refused_by_path(t: ThinkTest):
+    """FR-29: what a step, an event and a child return is equal on each pass; a user's own marks are no marks."""
+    value = {
+        "a": Decimal("1.10"),
+        "b": UUID("12345678123456781234567812345678"),
+        "c": datetime(2027, 1, 1, 12, tzinfo=UTC),
+        "d": timedelta(days=2),
+        "e": {"__type__": "datetime", "__value__": "x", "$think": "dict"},
+    }
+    seen: list[Any] = []
+
+    def run(event, step):
+        seen.append(step.do("typed", lambda: value))
+        try:
+            step.do("refused", lambda: {"d": {1, 2}})
+        except StepError as error:
+            seen.append((error.error_type, error.attempts, error.message))
+        step.sleep("nap", 5)
+
+    begin(t, run)
+    t.skip(6)
+
+    assert seen[:2] == seen[2:]
+    assert seen[0] == value
+    assert {key: type(item) for key, item in seen[2].items()} == {
+        key: type(item) for key, item in value.items()
+    }
+    assert seen[1][:2] == ("NotSerializable", 1)
+    assert '["d"]' in seen[1][2]

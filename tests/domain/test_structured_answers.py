@@ -93,23 +93,23 @@ def asked(t: ThinkTest, model: Any, frames: Any, server: ModelServer) -> Any:
 
 class TestForcedTools:
     @pytest.mark.parametrize("schemas", ["standard", "strict"])
-    def test_over_openais_wire(self, quick: ThinkTest, server: ModelServer, schemas: Any) -> None:
+    def test_over_openais_wire(self, t: ThinkTest, server: ModelServer, schemas: Any) -> None:
         """A recursive model with a union, a decimal, dates and an enum: equal to what the model wrote."""
         model = OpenAIModel("m", api_key="k-1", base_url=server.base_url, schemas=schemas)
         frames = tool_call_frames(("think_final_answer", written(schemas == "strict")))
 
-        assert asked(quick, model, frames, server) == TREE
+        assert asked(t, model, frames, server) == TREE
         assert seen[-1].children[0].price.as_tuple().exponent in (-1, -2)
         body = server.requests[0]
         assert body["tool_choice"]["function"]["name"] == "think_final_answer"
         assert body["tools"][0]["function"].get("strict", False) is (schemas == "strict")
 
-    def test_over_anthropics_wire(self, quick: ThinkTest, server: ModelServer) -> None:
+    def test_over_anthropics_wire(self, t: ThinkTest, server: ModelServer) -> None:
         """The same."""
         model = AnthropicModel("m", api_key="k-1", base_url=server.base_url)
         block = anthropic_frames.call_block(0, "think_final_answer", written(False))
 
-        assert asked(quick, model, anthropic_frames.message(block, reason="tool_use"), server) == TREE
+        assert asked(t, model, anthropic_frames.message(block, reason="tool_use"), server) == TREE
         assert server.requests[0]["tool_choice"] == {"type": "tool", "name": "think_final_answer"}
 
 

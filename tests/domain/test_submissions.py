@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, clerk, count, news, prompt, row, said, transaction
-from think_celery.domain import claims, outbox, submissions
+from think_celery.domain import outbox
+from think_celery.domain.submissions import claims, submissions
 from think_celery.errors import (
     EmptySubmission,
     InvalidMessage,

@@ -24,7 +24,8 @@ from tests.domain.crowd import (
     transaction,
     workers,
 )
-from think_celery.domain import claims, liveness, recovery, tick
+from think_celery.domain import liveness, recovery, tick
+from think_celery.domain.submissions import claims
 from think_celery.store import messages as message_rows
 from think_celery.store import processes, tables
 from think_celery.testing import think_test
@@ -246,7 +247,7 @@ class TestKnownDead:
 
         assert (another_container, is_dead(t, process_id)) == (False, True)
 
-    def test_a_worker_that_is_killed(self, database_url):
+    def test_a_worker_that_is_killed(self, database_url, by_hand):
         """FR-04, FR-05: kill -9 in the middle of a turn: the next pass frees it, it runs again, attempts = 2."""
         with workers(database_url) as rt:
             agent = Clerk._bound_to(rt, "a")

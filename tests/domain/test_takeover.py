@@ -23,16 +23,17 @@ from tests.domain.talk import (
 )
 from tests.providers.transcripts import check
 from think_celery import ChatAgent, Think
-from think_celery.domain import claims, recovery
-from think_celery.domain.claimed import Claim
-from think_celery.domain.requests import GO_ON
-from think_celery.domain.submissions import INTENDED, Waiting
-from think_celery.domain.takeover import NOT_RESUMED
+from think_celery.domain import recovery
+from think_celery.domain.submissions import claims
+from think_celery.domain.submissions.claimed import Claim
+from think_celery.domain.submissions.submissions import INTENDED, Waiting
+from think_celery.domain.turns.requests import GO_ON
+from think_celery.domain.turns.takeover import NOT_RESUMED
 from think_celery.errors import InvalidDuration, InvalidValue, ModelError
+from think_celery.hooks.recoveries import Recovery, RecoveryContext, RecoveryLimits
 from think_celery.messages import ToolPart
 from think_celery.protocols import Finish, ModelRequest, TextDelta, ToolCallComplete, Usage
 from think_celery.providers.scripted import FunctionModel, answer, call, fail, say
-from think_celery.recoveries import Recovery, RecoveryContext, RecoveryLimits
 from think_celery.signals import AbortController
 from think_celery.store import tables
 from think_celery.tools import tool
@@ -224,6 +225,7 @@ class TestDecides:
 
         assert (done.status, done.message().text, len(told)) == (COMPLETED, HALF + REST, 1)
         assert said in caplog.text
+        assert f"on_chat_recovery of submission {done.submission_id}" in caplog.text
         assert "secret words" not in caplog.text
 
     def test_what_it_does_to_the_parts_changes_nothing(self, t):
@@ -347,7 +349,7 @@ class TestIntent:
 
 
 class TestASignal:
-    def test_it_dies_with_its_process(self, database_url):
+    def test_it_dies_with_its_process(self, database_url, by_hand):
         """B17: who had the signal is gone, and so is the worker: recovery goes on without both."""
         with workers(database_url) as rt:
 
@@ -531,7 +533,7 @@ class TestLimits:
                 RecoveryLimits(stall=wrong)
         with pytest.raises(InvalidDuration):
             RecoveryLimits(max_time="soon")
-        with pytest.raises(InvalidValue, match="chat_recovery is a int"):
+        with pytest.raises(InvalidValue, match="chat_recovery is an int"):
 
             class Boundless(Think):
                 chat_recovery = 3
@@ -718,7 +720,7 @@ class TestALoopOfOnesOwn:
         partials: list[Any] = []
         deaths = iter([1])
 
-        class Soloist(ChatAgent, name="Soloist"):
+        class Monologist(ChatAgent, name="Monologist"):
             def on_chat_recovery(self, ctx: RecoveryContext) -> Recovery | None:
                 told.append(ctx)
                 return decision
@@ -734,7 +736,7 @@ class TestALoopOfOnesOwn:
                 if ctx.partial is None:
                     yield REST
 
-        return Soloist("a"), told, partials
+        return Monologist("a"), told, partials
 
     def test_it_goes_on(self, t):
         """By default with what there is."""

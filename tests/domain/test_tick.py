@@ -1,6 +1,7 @@
 """The tick: admitted once a second, it knocks again for what seems lost, and costs little where much waits."""
 
 import logging
+import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -14,18 +15,22 @@ from tests.domain.crowd import (
     at_once,
     broken,
     change,
+    clerk,
     echo,
     in_processes,
+    prompt,
     row,
     said,
     workers,
 )
 from tests.domain.flows import start
 from think_celery import retries
-from think_celery.domain import claims, recovery, tick, workflows
-from think_celery.domain.passes import each_row
+from think_celery.domain import recovery, tick
+from think_celery.domain.passes import FULL, SECONDS, UNASKED, each_row
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.workflows import workflows
 from think_celery.ids import AgentRef
-from think_celery.store import agents, heads, processes, tables
+from think_celery.store import agents, heads, processes, tables, wakes
 from think_celery.store.statements import HOST_TIME
 from think_celery.testing import think_test
 
@@ -310,6 +315,168 @@ class TestEachRow:
         assert seen == ["busy", "idle", "busy", "busy", "busy"]
 
 
+class TestRowsThatAreLocked:
+    @pytest.mark.parametrize(
+        ("kind", "table"),
+        [("heads", "submissions"), ("queued workflows", "workflows"), ("jobs", "jobs"), ("news", "outbox")],
+    )
+    def test_one_that_is_due_is_left_for_later(self, postgres_url, caplog, kind, table):
+        """A caller keeps it locked, in an open transaction: waiting for it would take the pass all its time."""
+        rows = getattr(tables, table)
+        with think_test(database_url=postgres_url) as t:
+            clerk(t.rt).queue("get_model")
+            start(t.rt, lambda event, step: None)
+            submissions.cancel_by_id(t.rt, prompt(t.rt))
+            submit("waits")
+            change(t.rt, update(rows).where(rows.c.knock_at.is_not(None)).values(knock_at=t.clock.now()))
+            due = select(rows.c.knock_at).where(rows.c.knock_at == t.clock.now())
+
+            with t.rt.db.engine.connect() as caller:
+                locked = caller.execute(due.with_for_update()).all()
+                tick.KINDS[kind](t.rt, 10)
+                left = t.rt.db.read(lambda tx: tx.execute(due).all())
+            tick.KINDS[kind](t.rt, 10)
+
+            assert locked
+            assert left == locked
+            assert t.rt.db.read(lambda tx: tx.execute(due).all()) == []
+            assert "could not" not in caplog.text
+
+
+class TestFullQueues:
+    """What waits for a queue without worker would fill the broker without an end, and keep the tick busy."""
+
+    @pytest.mark.parametrize("kind", ["heads", "queued workflows", "jobs", "news", "agents to start"])
+    def test_what_was_knocked_for_is_put_off(self, t, kind):
+        """Of every kind: as if it had been knocked for, and all rows in one statement."""
+        rows = OF_KIND[kind]
+        for number in range(3):
+            one_of_each(t, f"{number}")
+        change(
+            t.rt,
+            update(rows).where(rows.c.knock_at.is_not(None)).values(knock_at=t.clock.now(), knocks=UNASKED),
+        )
+        t.lose_messages()
+        asked, later = [], t.clock.now() + timedelta(seconds=2 * 2**UNASKED)
+        t.rt.waiting = lambda knock: asked.append(knock) or FULL
+
+        with statements(t.rt) as seen:
+            tick.KINDS[kind](t.rt, 500)
+
+        assert knocked(t) == []
+        assert len(asked) == 1  # the broker is asked once for a queue
+        assert len([each for each in seen if each.startswith("UPDATE")]) == 1
+        found = t.rt.db.read(
+            lambda tx: tx.execute(
+                select(rows.c.knock_at, rows.c.knocks).where(rows.c.knock_at.is_not(None))
+            ).all()
+        )
+        assert found == [(later, UNASKED + 1)] * 3
+
+    def test_it_is_knocked_for_when_there_is_room_again(self, t):
+        """As soon as its time has come; it was not forgotten."""
+        submit("one")
+        change(t.rt, update(tables.submissions).values(knocks=UNASKED))
+        t.lose_messages()
+        waiting = [FULL]
+        t.rt.waiting = lambda knock: waiting[0]
+        pass_on(t, 3)
+        before = knocked(t)
+        waiting[0] = FULL - 1
+
+        pass_on(t, 2 * 2**UNASKED)
+
+        assert (before, knocked(t)) == ([], ["one"])
+
+    def test_it_is_knocked_for_now_and_then_all_the_same(self, t):
+        """Its own messages may be lost, and the queue be full of others': each time that the knocks have doubled."""
+        t.rt.waiting = lambda knock: FULL
+        submit("one")
+        sent = []
+        for knocks in range(1, 70):
+            change(t.rt, update(tables.submissions).values(knocks=knocks, knock_at=t.clock.now()))
+            t.lose_messages()
+            tick.knock_missed_heads(t.rt, 500)
+            sent += [knocks] * len(knocked(t))
+
+        assert sent == [1, 2, 4, 8, 16, 32, 64]
+
+    @pytest.mark.parametrize(("knocks", "waiting"), [(UNASKED - 1, FULL), (UNASKED, FULL - 1), (1000, None)])
+    def test_others_are_knocked_for(self, t, knocks, waiting):
+        """After a few knocks only, where the queue has room, and where the broker does not tell."""
+        submit("one")
+        change(t.rt, update(tables.submissions).values(knocks=knocks))
+        t.lose_messages()
+        t.rt.waiting = lambda knock: waiting
+
+        pass_on(t, 3)
+
+        assert knocked(t) == ["one"]
+
+    def test_only_its_own_rows_wait_for_a_full_queue(self, t):
+        """Another queue's are knocked for in the same pass."""
+        fill(t.rt, 600, agent="'a' || n", knock_at=0, queue="'nobodys'")
+        fill(t.rt, 1, agent="'x'", knock_at=1, ids="'mine'")
+        change(t.rt, update(tables.submissions).values(knocks=UNASKED))
+        t.rt.waiting = lambda knock: FULL if knock.queue == "nobodys" else 0
+
+        tick.knock_missed_heads(t.rt, 500)
+
+        assert knocked(t) == ["mine1"]
+
+    @pytest.mark.parametrize("kind", ["heads", "jobs"])
+    def test_it_takes_no_more_of_a_pass_than_knocking_does(self, t, kind):
+        """However much waits there: the rest is put off in the next one, and other kinds have their turn."""
+        rows = OF_KIND[kind]
+        for number in range(6):
+            one_of_each(t, f"{number}")
+        due = rows.c.knock_at.is_not(None)
+        change(t.rt, update(rows).where(due).values(knock_at=t.clock.now(), knocks=UNASKED))
+
+        def ask_for_long(knock):
+            t.clock.advance(timedelta(seconds=SECONDS + 0.01))
+            return FULL
+
+        t.rt.waiting = ask_for_long
+        tick.KINDS[kind](t.rt, 2)
+
+        found = t.rt.db.read(lambda tx: tx.execute(select(rows.c.knocks).where(due)).scalars().all())
+        assert sorted(found) == [UNASKED] * 4 + [UNASKED + 1] * 2
+
+    def test_a_database_that_fails_keeps_no_knock_back(self, t, monkeypatch, caplog):
+        """What can't be put off is knocked for."""
+        caplog.set_level(logging.CRITICAL)
+        submit("one")
+        change(t.rt, update(tables.submissions).values(knocks=UNASKED))
+        t.lose_messages()
+        t.rt.waiting = lambda knock: FULL
+        monkeypatch.setattr(heads, "put_off_knocked", lambda *_: 1 / 0)
+
+        pass_on(t, 3)
+
+        assert knocked(t) == ["one"]
+
+
+OF_KIND = {
+    "heads": tables.submissions,
+    "queued workflows": tables.workflows,
+    "jobs": tables.jobs,
+    "news": tables.outbox,
+    "agents to start": tables.agents,
+}
+
+
+def one_of_each(t, name):
+    """A row of each kind that the tick knocks for."""
+    agent = Clerk(name)
+    agent.queue("get_model")
+    start(t.rt, lambda event, step: None, id=f"run of {name}")
+    submissions.cancel_by_id(t.rt, prompt(t.rt, name, key=f"think-workflow:{name}"))
+    agent.submit_messages("Hello", submission_id=f"of {name}")
+    t.rt.db.transact(lambda tx: agents.make(tx, AgentRef("Clerk", name)))
+    change(t.rt, update(tables.agents).where(tables.agents.c.name == name).values(knock_at=t.clock.now()))
+
+
 class TestNewBroker:
     def test_every_free_head_is_knocked_with_the_next_pass(self, t):
         """The broker lost all it had; nobody waits for a distance that had grown to minutes."""
@@ -331,6 +498,29 @@ class TestNewBroker:
         assert knocked(t) == ["one"]
         assert row(t.rt, "one").knocks == 1
         assert row(t.rt, "two").knocks == 9
+
+    @pytest.mark.parametrize("table", ["jobs", "workflows", "outbox"])
+    def test_what_somebody_has_locked_is_not_waited_for(self, postgres_url, table):
+        """A caller's open transaction, or another worker that does the same, in another order, at the same moment."""
+        rows = getattr(tables, table)
+        with think_test(database_url=postgres_url) as t:
+            clerk(t.rt).queue("get_model")
+            start(t.rt, lambda event, step: None)
+            submissions.cancel_by_id(t.rt, prompt(t.rt))
+            change(t.rt, update(rows).values(knock_at=t.clock.now() + timedelta(minutes=5)))
+
+            with t.rt.db.engine.connect() as caller:
+                assert caller.execute(select(rows).with_for_update()).first()
+                waiting = threading.Thread(target=tick.knock_now, args=(t.rt,), daemon=True)
+                waiting.start()
+                waiting.join(5)
+                waited = waiting.is_alive()
+            waiting.join(10)
+            tick.knock_now(t.rt)
+
+            asked = select(rows.c.knock_at)
+            assert not waited
+            assert t.rt.db.read(lambda tx: tx.execute(asked).scalar()) == t.clock.now()
 
     def test_a_pass_asks_the_sentinel_first(self, t):
         """What waits is knocked for in the pass that finds the broker empty, once for each loss."""
@@ -379,16 +569,16 @@ class TestNewBroker:
 
 MANY = """
     INSERT INTO think_submissions
-        (id, agent_id, agent_class, agent_name, kind, status, epoch, fingerprint, created_at, knock_at)
-    SELECT {ids} || n, {agent}, 'Clerk', 'x', 'submit', 'pending', 0, 'f', 0, {knock_at}
+        (id, agent_id, agent_class, agent_name, kind, status, epoch, fingerprint, created_at, knock_at, queue)
+    SELECT {ids} || n, {agent}, 'Clerk', 'x', 'submit', 'pending', 0, 'f', 0, {knock_at}, {queue}
     FROM (WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})
           SELECT n FROM numbers) AS numbers
 """
 FAR = 2**60
 
 
-def fill(rt, count, *, agent, knock_at, ids="'s'"):
-    change(rt, text(MANY.format(count=count, agent=agent, knock_at=knock_at, ids=ids)))
+def fill(rt, count, *, agent, knock_at, ids="'s'", queue="NULL"):
+    change(rt, text(MANY.format(count=count, agent=agent, knock_at=knock_at, ids=ids, queue=queue)))
     if rt.db.engine.dialect.name == "postgresql":
         with rt.db.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             conn.exec_driver_sql("VACUUM ANALYZE think_submissions")
@@ -415,19 +605,19 @@ def plan(t, statement):
 
 
 def asked(rt, call):
-    """The SELECT that a store function runs, with its parameters."""
+    """The statements that a store function runs, with their parameters."""
     seen = []
 
     class Spy:
         def __init__(self, tx):
             self._tx = tx
 
-        def execute(self, statement, parameters):
-            seen.append(statement.params({HOST_TIME: rt.clock.now(), **parameters}))
+        def execute(self, statement, parameters=None):
+            seen.append(statement.params({HOST_TIME: rt.clock.now(), **(parameters or {})}))
             return self._tx.execute(statement, parameters)
 
     rt.db.read(lambda tx: call(Spy(tx)))
-    return seen[0]
+    return seen
 
 
 @pytest.fixture
@@ -465,10 +655,64 @@ def test_much_that_waits_costs_a_pass_nothing(t, many, crowd):
         (lambda tx: heads.missed(tx, 500), "ix_think_submissions_knock"),
         (lambda tx: heads.head(tx, "x"), "ix_think_submissions_agent"),
     ):
-        found = plan(t, asked(t.rt, call))
-        assert index in found
-        assert "Seq Scan on think_submissions" not in found
-        assert "SCAN think_submissions\n" not in found
+        for found in (plan(t, statement) for statement in asked(t.rt, call)):
+            assert index in found
+            assert "Seq Scan on think_submissions" not in found
+            assert "SCAN think_submissions\n" not in found
+
+
+@pytest.mark.parametrize("crowd", ["'a queue without workers'", "NULL"])
+def test_a_crowd_of_one_queue_hides_nothing_of_another(t, many, crowd):
+    """All of it is due, and has been for longer; the first in a pass to be knocked for are one of each queue."""
+    fill(t.rt, many, agent="'a' || n", knock_at=0, queue=crowd)
+    for name, queue in {"default": "NULL", "swift": "'swift'", "last": "'z'"}.items():
+        fill(t.rt, 1, agent=f"'of {name}' || n", knock_at=1, ids=f"'{name} '", queue=queue)
+
+    looks = asked(t.rt, lambda tx: heads.missed(tx, 500))
+    found = t.rt.db.read(lambda tx: heads.missed(tx, 500))
+
+    one_of_each = {row.id for row in found[:4]}
+    assert {"swift 1", "last 1"} < one_of_each
+    assert ("default 1" in one_of_each) == (crowd != "NULL")
+    assert len(found) == 500
+    for plan_of_it in (plan(t, look) for look in looks):
+        assert "ix_think_submissions_knock" in plan_of_it
+        assert "Seq Scan on think_submissions" not in plan_of_it
+        assert "Sort" not in plan_of_it
+        assert "TEMP B-TREE" not in plan_of_it
+
+
+def test_a_queue_in_which_nothing_is_due_costs_no_statement(t):
+    """However many queues there are, those are asked in which something is due."""
+    for number in range(20):
+        fill(t.rt, 1, agent=f"'{number}'", knock_at=FAR, ids=f"'waits {number}'", queue=f"'q{number}'")
+    quiet = len(asked(t.rt, lambda tx: heads.missed(tx, 500)))
+    fill(t.rt, 1, agent="'x'", knock_at=0, ids="'due'", queue="'q7'")
+
+    looks = asked(t.rt, lambda tx: heads.missed(tx, 500))
+
+    assert (quiet, len(looks)) == (2, 3)
+    assert [row.id for row in t.rt.db.read(lambda tx: heads.missed(tx, 500))] == ["due1"]
+
+
+def test_a_run_is_of_the_queue_of_its_next_step(t):
+    """Of a workflow the messages go to the queue of its step, where that has one; else to its own."""
+    queues = {
+        "a": (None, "gpu"),
+        "b": ("slow", "gpu"),
+        "c": ("slow", None),
+        "d": (None, None),
+        "e": ("slow", None),
+    }
+    for name, (queue, step_queue) in queues.items():
+        start(t.rt, lambda event, step: None, id=name)
+        where = tables.workflows.c.workflow_id == name
+        change(t.rt, update(tables.workflows).where(where).values(queue=queue, step_queue=step_queue))
+    t.clock.advance(timedelta(seconds=3))
+
+    found = [row.workflow_id for row in t.rt.db.read(lambda tx: wakes.missed(tx, 500))]
+
+    assert (set(found[:3]), set(found[3:])) == ({"a", "c", "d"}, {"b", "e"})
 
 
 def test_a_crowd_behind_one_head_is_looked_at_once(t, many):

@@ -13,7 +13,8 @@ import pytest
 
 from tests.domain.flows import worker
 from tests.domain.talk import COMPLETED, ask, calls_of, crash_at_nth, shape, talker
-from think_celery.domain import claims, recovery, submissions
+from think_celery.domain import recovery
+from think_celery.domain.submissions import claims, submissions
 from think_celery.errors import LeaseLost
 from think_celery.protocols import Finish, ToolCallComplete, Usage
 from think_celery.providers.scripted import FunctionModel, Scripted, call, say

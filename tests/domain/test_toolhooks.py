@@ -8,9 +8,9 @@ from tests.domain.talk import COMPLETED, ask, ask_structured, calls_of, shape, t
 from tests.domain.till import Till, only
 from tests.providers import transcripts
 from think_celery.errors import InvalidValue
+from think_celery.hooks.turns import ToolCallContext, ToolCallDecision, ToolResultContext
 from think_celery.providers.scripted import answer, call, say
 from think_celery.tools import tool
-from think_celery.turnhooks import ToolCallContext, ToolCallDecision, ToolResultContext
 
 
 class Watched:
@@ -142,7 +142,7 @@ class TestDecisions:
             ({"action": ["allow"]}, "is no decision"),
             ({"action": "allow", "input": "a=1"}, "input is a str"),
             ({"action": "block", "input": {}}, "only a call that is allowed"),
-            ({"action": "block", "reason": 3}, "reason is a int"),
+            ({"action": "block", "reason": 3}, "reason is an int"),
         ],
     )
     def test_what_is_no_decision_is_refused_where_it_is_written(self, wrong, says):

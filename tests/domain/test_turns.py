@@ -239,7 +239,7 @@ class TestWhatTheUsersCodeMayDo:
     @pytest.mark.parametrize("hook", ["get_model", "get_system_prompt", "get_tools", "__init__"])
     def test_a_hook_that_raises_ends_the_turn_in_error(self, live, hook):
         """An exception of the agent's own code is the turn's error, and the next turn runs."""
-        from think_celery.domain import claims, submissions
+        from think_celery.domain.submissions import claims, submissions
 
         agent = talker(model=FunctionModel(lambda request: say("fine")))
         broken = talker(model=FunctionModel(lambda request: say("fine")))

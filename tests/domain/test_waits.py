@@ -1,12 +1,13 @@
 """Waits: events, approvals and times; what a deadline means, and that no event is lost or taken twice."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.domain.flows import DESK, begin, start
-from think_celery.domain import workflows
+from tests.domain.flows import DESK, Desk, begin, start
+from think_celery.domain.workflows import workflows
 from think_celery.durations import Duration
 from think_celery.errors import (
     InvalidDuration,
@@ -15,6 +16,7 @@ from think_celery.errors import (
     WorkflowTimeoutError,
 )
 from think_celery.testing import ThinkTest
+from think_celery.workflow import ThinkWorkflow
 
 
 def waiting(timeout: Duration | None = None) -> Any:
@@ -27,6 +29,30 @@ def waiting(timeout: Duration | None = None) -> Any:
             return ["late", error.step, error.seconds]
 
     return run
+
+
+DECISIONS: dict[str, tuple[Callable[[str], object], list[Any]]] = {
+    "approve": (
+        lambda it: DESK.approve_workflow(it, reason="fine", metadata={"by": "ann"}),
+        ["fine", {"by": "ann"}],
+    ),
+    "reject": (
+        lambda it: DESK.reject_workflow(it, "not today"),
+        ["WorkflowRejectedError", "release", "not today"],
+    ),
+    "event: yes": (lambda it: decide_by_event(it, {"approved": True}), [None, None]),
+    "event: no": (
+        lambda it: decide_by_event(it, {"approved": False, "reason": "no"}),
+        ["WorkflowRejectedError", "release", "no"],
+    ),
+    "nobody": (lambda it: None, ["WorkflowTimeoutError", "release", 86_400.0]),
+}
+"""How somebody decides, and what comes of it."""
+
+
+def decide_by_event(workflow_id: str, payload: Any) -> bool:
+    """As whoever has no more than a way to send events."""
+    return DESK.send_workflow_event("Awaiter", workflow_id, type="approval", payload=payload)
 
 
 def test_statements_whose_answers_got_lost_are_found(t: ThinkTest, monkeypatch: pytest.MonkeyPatch):
@@ -353,6 +379,33 @@ class TestApprovals:
 
         assert workflow.row.error_type == "WorkflowTimeoutError"
 
+    @pytest.mark.parametrize("decide", DECISIONS)
+    @pytest.mark.parametrize("spelling", ["on step", "on the workflow"])
+    def test_however_it_is_spelled(self, quick: ThinkTest, spelling: str, decide: str):
+        """A24: `step.wait_for_approval` or `self.wait_for_approval(step)`; by the agent's methods, or by an event."""
+
+        class Awaiter(ThinkWorkflow[Desk, dict[str, Any]]):
+            def run(self, event: Any, step: Any) -> list[Any]:
+                try:
+                    if spelling == "on step":
+                        approval = step.wait_for_approval("release", timeout="1 day")
+                    else:
+                        approval = self.wait_for_approval(step, "release", timeout="1 day")
+                    said = [approval.reason, approval.metadata]
+                except (WorkflowRejectedError, WorkflowTimeoutError) as error:
+                    said = [type(error).__name__, *error.args]
+                step.sleep("so that it is replayed", 5)
+                return said
+
+        workflow_id = DESK.run_workflow(Awaiter)
+        quick.run_until_idle()
+        assert [(each.name, each.status) for each in quick.steps(workflow_id)] == [("release", "waiting")]
+        if decide != "nobody":
+            assert DECISIONS[decide][0](workflow_id)
+        quick.skip("2 days")
+
+        assert quick.output(Awaiter, workflow_id) == DECISIONS[decide][1]
+
     @pytest.mark.parametrize(
         "payload", [None, True, {}, {"approved": "yes"}, {"approved": 1}, {"approved": True, "reason": 5}]
     )
@@ -401,7 +454,7 @@ def test_the_tick_says_when_the_next_wait_ends(t: ThinkTest):
     begin(t, waiting(timeout=60))
     start(t.rt, waiting(timeout=30), id="w2")
     t.run_until_idle()
-    from think_celery.store import workflows as rows
+    from think_celery.store import wakes as rows
 
     due = t.rt.db.read(rows.next_wake)
 

@@ -8,14 +8,15 @@ import pytest
 
 from tests.domain.crowd import Watch
 from tests.domain.flows import DESK, Handle, begin, flow, seize_of, start, worker_dies
-from think_celery.domain import advance, runs, tick, workflows
+from think_celery.domain import tick
+from think_celery.domain.workflows import advance, control, runs, workflows
 from think_celery.errors import WorkflowError, WorkflowNotFound
 from think_celery.ids import WorkflowRef
 from think_celery.retries import Retry
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortController
 from think_celery.store import steps
-from think_celery.store import workflows as rows
+from think_celery.store import wakes as rows
 from think_celery.testing import SimulatedCrash, ThinkTest
 
 
@@ -56,7 +57,7 @@ class TestEnd:
         process = t.rt.monitor.process_id()
         workflow.send("go")
 
-        assert not workflows.resume(t.rt, workflow.ref)
+        assert not control.resume(t.rt, workflow.ref)
         assert t.rt.db.transact(lambda tx: seize_of(tx, workflow.ref.key, process)) is None
         assert workflow.advance().word == "ended-before"
         assert workflow.status == "complete"
@@ -70,7 +71,7 @@ class TestEnd:
     def test_unknown_ones(self, quick: ThinkTest):
         """Resuming or reading what is not there is an error that names it."""
         with pytest.raises(WorkflowNotFound, match="nope"):
-            workflows.resume(quick.rt, WorkflowRef("Flow", "nope"))
+            control.resume(quick.rt, WorkflowRef("Flow", "nope"))
         with pytest.raises(WorkflowNotFound, match="nope"):
             runs.look_up(quick.rt, "nope", "Flow")
 
@@ -405,3 +406,33 @@ class TestTick:
         assert workflows.adopt_early(t.rt) == 1
         t.run_until_idle()
         assert t.output("Flow", "w1") == 7
+
+
+def test_a_claim_does_not_trust_what_it_read_while_another_had_the_run(t: ThinkTest, monkeypatch: Any):
+    """Its holder may write more, park, and be woken under the same token: a step that ran then must not run again."""
+    ran: list[str] = []
+
+    def run(event, step):
+        step.do("a", lambda: ran.append("a"))
+        step.do("b", lambda: ran.append("b"))
+        return step.wait_for_event("go", type="go").payload
+
+    workflow = start(t.rt, run)
+    seen: list[Any] = []
+
+    def looks(point: str) -> None:
+        if point == "step:b:before":
+            seen.extend(t.rt.db.read(lambda tx: steps.of_workflow(tx, workflow.ref.key)))
+
+    t.rt.failpoint = looks
+    workflow.advance()
+    t.rt.failpoint = lambda point: None
+    workflow.send("go", 1)
+    monkeypatch.setattr(t.rt.db, "read", lambda work: seen)
+    late = workflow.advance()
+    monkeypatch.undo()
+    t.run_until_idle()
+
+    assert seen[0].workflow_status == "running"
+    assert late.word == "busy"
+    assert (workflow.output, ran) == (1, ["a", "b"])

@@ -9,8 +9,8 @@ from sqlalchemy import select
 
 from tests.domain.crowd import wait_for_lock
 from tests.domain.flows import Handle, start, worker
-from think_celery.domain import advance
-from think_celery.domain.advance import Claim
+from think_celery.domain.workflows import advance
+from think_celery.domain.workflows.advance import Claim
 from think_celery.errors import WorkflowTimeoutError
 from think_celery.runtime import Runtime
 from think_celery.states import StepStatus
@@ -24,7 +24,7 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-def rt(postgres_url: str) -> Iterator[Runtime]:
+def rt(postgres_url: str, by_hand: None) -> Iterator[Runtime]:
     """A worker's runtime on PostgreSQL: SQLite has one writer, and no such races."""
     with worker(postgres_url) as runtime:
         yield runtime

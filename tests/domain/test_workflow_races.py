@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from sqlalchemy import update
 
+from tests.domain.crowd import change
 from tests.domain.flows import DESK, Desk, Handle, flow, seize_of, start
-from think_celery.domain import claims, outbox, submissions, tick, workflows
+from think_celery.domain import outbox, tick
+from think_celery.domain.submissions import claims, submissions
+from think_celery.domain.workflows import control, workflows
 from think_celery.errors import ThinkPromptTimeoutError, WorkflowTimeoutError
 from think_celery.ids import WorkflowRef
 from think_celery.providers.scripted import FunctionModel, answer
 from think_celery.runtime import Runtime
-from think_celery.store import events
+from think_celery.store import events, tables, wakes
 from think_celery.store import outbox as outbox_rows
-from think_celery.store import workflows as rows
 
 
 class Draft(BaseModel):
@@ -92,7 +95,7 @@ def test_an_event_and_a_park(live: Runtime):
             drain(workflow)
 
     assert [sorted(workflow.output) for workflow in flows] == [[1, 2]] * ROUNDS
-    assert live.db.read(lambda tx: rows.unread(tx, 10)) == []
+    assert live.db.read(lambda tx: wakes.unread(tx, 10)) == []
 
 
 def test_a_start_and_an_early_event(live: Runtime):
@@ -151,6 +154,29 @@ def test_an_event_and_a_deadline(live: Runtime):
         assert (workflow.output == "in time") == (event.consumed_by is not None) == in_time
         found[workflow.output] += 1
     assert min(found.values()) > 0, found
+
+
+def test_two_who_resume(live: Runtime):
+    """A26: a paused run is resumed by one of those who resume it at once, is queued once, and goes on once."""
+    ran: list[int] = []
+    flow(lambda event, step: step.do("once", lambda: ran.append(event.payload["n"]) or event.payload["n"]))
+    flows = [start(live, None, {"n": number}, id=f"w{number}") for number in range(ROUNDS)]
+    table, stopped = tables.workflows, {"status": "paused", "knock_at": None}
+    change(live, update(table).values(**stopped, error_type="ReplayMismatch", error="changed"))
+    resumed: list[int] = []
+
+    def resume(number: int) -> None:
+        if control.resume(live, flows[number].ref):
+            resumed.append(number)
+        flows[number].advance()
+
+    with together(resume, resume):
+        for workflow in flows:
+            drain(workflow)
+
+    assert sorted(resumed) == list(range(ROUNDS))
+    assert sorted(ran) == list(range(ROUNDS))
+    assert {(flow.status, flow.row.wakes, flow.row.error_type) for flow in flows} == {("complete", 1, None)}
 
 
 def test_one_event_for_two_runs_of_the_code(live: Runtime):

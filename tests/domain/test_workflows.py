@@ -7,7 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests.domain.flows import DESK, Desk, Handle, flow, start
-from think_celery.domain import advance, workflows
+from think_celery.domain import lacking
+from think_celery.domain.workflows import advance, workflows
 from think_celery.errors import (
     AsyncNotSupported,
     InvalidValue,
@@ -255,7 +256,7 @@ class TestKnocks:
         """Not claimed, no attempt counted, the import to add is logged; with it the run goes on."""
         workflow = start(t.rt, lambda event, step: "done")
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(advance, "workflow_classes", Registry("workflow class"))
+            elsewhere.setattr(lacking, "workflow_classes", Registry("workflow class"))
             for _ in range(3):
                 assert workflow.advance().word == "unknown-class"
                 t.skip(3)

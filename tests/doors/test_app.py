@@ -1,6 +1,7 @@
 """``ThinkCelery(app)``: one call, read late, and several apps in one process."""
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -14,12 +15,13 @@ from celery import Celery, _state, current_app
 
 from tests.crash.model import FINAL, answer
 from tests.providers.server import ModelServer
-from think_celery import Think, ThinkCelery
+from think_celery import Think, ThinkCelery, forks
+from think_celery import app as think_app
 from think_celery.embedded import embedded
-from think_celery.errors import ConfigurationError, InvalidSetting, NotConfigured
-from think_celery.runtime import set_current
+from think_celery.errors import ConfigurationError, InvalidSetting, InvalidValue, NotConfigured
+from think_celery.runtime import Registry, agent_classes, current, set_current
 from think_celery.tools import tool
-from think_celery.worker import TickStep
+from think_celery.worker.bootsteps import TickStep
 
 
 class Doer(Think):
@@ -136,6 +138,110 @@ class TestMakingIt:
 
         with pytest.raises(ModuleNotFoundError, match="no_such_module_of_a_test"):
             app.loader.import_default_modules()
+
+
+class TestAtOnce:
+    """Threads of a web process come to a fresh app at one moment, and some servers fork in the middle of it."""
+
+    def test_one_thread_wires_it_and_the_others_find_all_of_it(
+        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever came second had been given an object without tasks, or had made another of which nobody knew."""
+        app, register, others = an_app(sqlite_url), think_app.register, list[threading.Thread]()
+        found: list[tuple[ThinkCelery, bool]] = []
+
+        def come() -> None:
+            think = ThinkCelery(app)
+            found.append((think, "think.submission.run" in app.tasks))
+
+        def while_others_come(*given: Any) -> None:
+            if not others:
+                others.extend(threading.Thread(target=come) for _ in range(3))
+                for other in others:
+                    other.start()
+                others[0].join(0.3)  # at most: they wait for the one who wires
+            register(*given)
+
+        monkeypatch.setattr(think_app, "register", while_others_come)
+        think = ThinkCelery(app)
+        for other in others:
+            other.join(10)
+
+        assert found == [(think, True)] * 3
+        assert app.think is think  # type: ignore[attr-defined,unused-ignore]
+
+    def test_a_child_that_is_born_while_a_thread_makes_the_runtime_makes_its_own(
+        self, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A lock that another thread held stays locked in a child: its first use of an agent hung for ever."""
+        monkeypatch.setattr(forks, "PATIENCE_SECONDS", 0.05)  # longer than a fork waits for it
+        think, making, go_on = ThinkCelery(an_app(sqlite_url)), threading.Event(), threading.Event()
+        make, parent = ThinkCelery._make_runtime, os.getpid()
+
+        def slowly(self: ThinkCelery) -> Any:
+            making.set()
+            if os.getpid() == parent:
+                go_on.wait(10)
+            return make(self)
+
+        monkeypatch.setattr(ThinkCelery, "_make_runtime", slowly)
+        thread = threading.Thread(target=lambda: think.runtime)
+        thread.start()
+        making.wait(10)
+
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(10)  # ends this child where it hangs
+                stored = Doer("a").submit_messages("Hello").accepted
+                os._exit(0 if stored else 3)
+            finally:
+                os._exit(4)
+        _, status = os.waitpid(child, 0)
+        go_on.set()
+        thread.join(10)
+
+        assert status == 0
+        think.close()
+
+    def test_who_looks_while_the_runtime_is_taken_away_has_it_still(self, sqlite_url: str) -> None:
+        """Or is told that there is none: a thread that outlives its test had got a TypeError."""
+        runtime = ThinkCelery(an_app(sqlite_url)).runtime
+
+        class TakenAway:
+            @property
+            def __class__(self) -> type:  # asked for by whoever looks what this is
+                set_current(None)
+                return TakenAway
+
+            def __call__(self) -> Any:
+                return runtime
+
+        set_current(TakenAway())
+
+        assert current() is runtime
+
+    def test_a_name_is_never_without_its_class(self) -> None:
+        """Who looks while a class is registered finds the class, or that there is none."""
+        registry: Registry[type] = Registry("agent class")
+
+        class Watched(dict[str, dict[str, type]]):
+            def setdefault(self, name: str, classes: Any = None) -> Any:
+                found = super().setdefault(name, classes)
+                assert registry.get(name) is Doer
+                return found
+
+        registry._classes = Watched()
+        registry.add("Doer", Doer)
+
+        assert registry.names() == ["Doer"]
+
+    def test_a_class_that_is_refused_is_not_registered(self) -> None:
+        """Else a worker would go on with what its author was told can't be."""
+        with pytest.raises(InvalidValue, match="version"):
+            type("Unfit", (Think,), {"version": 5})
+
+        assert "Unfit" not in agent_classes
 
 
 class TestTwoApps:

@@ -10,17 +10,21 @@ from sqlalchemy import update
 
 from tests.domain.crowd import Clerk, change, die
 from tests.domain.flows import DESK, begin, flow
+from tests.domain.porter import porter
 from think_celery import Think
 from think_celery.cli import checks
 from think_celery.cli.checks import Finding
 from think_celery.cli.common import Given
 from think_celery.clock import SystemClock
-from think_celery.domain import advance, claims, health, takeover, tick
+from think_celery.domain import health, tick
+from think_celery.domain.submissions import claims
+from think_celery.domain.turns import takeover
+from think_celery.domain.workflows import advance
 from think_celery.ids import WorkflowRef
-from think_celery.inspection import Worker, Workers
 from think_celery.store import heads, submissions, tables
 from think_celery.store.database import Database
 from think_celery.testing import ThinkTest, think_test
+from think_celery.worker.inspection import Worker, Workers
 
 GIVEN = Given(app="shop")
 NOBODY = Workers(answered=[], route=lambda task: "celery")
@@ -29,7 +33,7 @@ ABLE = Worker(
     name="w1",
     queues=frozenset({"celery"}),
     agents=frozenset({"Clerk", "Desk"}),
-    workflows={"Flow": "1"},
+    workflows={"Flow": ["1"]},
     slots=4,
     busy=1,
 )
@@ -194,7 +198,8 @@ class TestWaiting:
         ("who", "level", "words"),
         [
             (one(), "ok", "none of them in vain"),
-            (one(workflows={"Flow": "2"}), "problem", "version '1'"),
+            (one(workflows={"Flow": ["2"]}), "problem", "version '1'"),
+            (one(workflows={"Flow": ["2", "1"]}), "ok", "none of them in vain"),
             (one(workflows={}), "problem", "version '1'"),
             (one(agents=frozenset()), "problem", "the agent Desk"),
             (NOBODY, "problem", "no worker that answered listens to it"),
@@ -207,6 +212,16 @@ class TestWaiting:
         finding = only(checks.waiting(t.rt.db, who, GIVEN))
 
         assert (finding.level, words in finding.text) == (level, True), finding.text
+
+    def test_a_run_that_is_on_its_way_to_a_step_of_another_queue(self, t: ThinkTest) -> None:
+        """It waits for a worker of that queue, not of its own."""
+        start(t)
+        change(t.rt, update(tables.workflows).values(step_queue="gpu"))
+
+        finding = only(checks.waiting(t.rt.db, one(), GIVEN))
+
+        assert finding.level == "problem"
+        assert "gpu" in finding.text
 
     def test_a_run_that_a_dead_worker_left_waits_too(self, t: ThinkTest) -> None:
         """One that was taken from its holder is still `running`, and waits for a worker."""
@@ -235,6 +250,23 @@ class TestWaiting:
             ("1 turn of Clerk", True),
             ("1 run of Flow", False),
         ]
+
+    def test_calls_of_a_class_or_a_method_that_no_worker_has(self, t: ThinkTest) -> None:
+        """Queued calls and fibers; a worker of an older release does not say which methods it has."""
+        job = porter(t.rt).queue("carry", 1)
+        ways: dict[str, dict[str, Any]] = {
+            "lacks the class": {},
+            "has the method": {"agents": frozenset({"Hauler"}), "methods": {"Hauler": ["carry"]}},
+            "lacks the method": {"agents": frozenset({"Hauler"}), "methods": {"Hauler": ["rest"]}},
+            "does not say": {"agents": frozenset({"Hauler"})},
+        }
+
+        said = {way: only(checks.waiting(t.rt.db, one(**has), GIVEN)) for way, has in ways.items()}
+
+        assert [said[way].level for way in ways] == ["problem", "ok", "problem", "ok"]
+        for way in ("lacks the class", "lacks the method"):
+            assert "1 call of Hauler.carry waits" in said[way].text
+            assert job.job_id in said[way].text
 
     def test_rows_that_no_tick_sees_to(self, t: ThinkTest) -> None:
         """A knock that was due a minute ago was not made: nobody looks, or looking fails."""

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from pydantic import BaseModel
 
-from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent, runtime
+from tests.doors.commands import as_json, own_runtime, run
+from think_celery import Think, ThinkWorkflow, ThinkWorkflowStep, WorkflowEvent
 from think_celery.cli import main
 from think_celery.cli.common import Given
-from think_celery.cli.common import shown as as_shown
-from think_celery.domain import conversation
-from think_celery.errors import NonRetryableError, ThinkError
+from think_celery.cli.printing import shown as as_shown
+from think_celery.domain.conversation import conversation
+from think_celery.errors import NonRetryableError
 from think_celery.ids import AgentRef
 from think_celery.messages import user
 from think_celery.plain import plain_value
@@ -54,24 +55,8 @@ def t(sqlite_url: str) -> Iterator[ThinkTest]:
 
 @pytest.fixture(autouse=True)
 def own_default() -> Iterator[None]:
-    """The commands make a runtime the process's own; these tests share a process with others."""
-    before = runtime.set_current(None)
-    runtime.set_current(before)
-    yield
-    made = runtime.set_current(before)
-    if made is not None and made is not before and not isinstance(made, runtime.Runtime):
-        with suppress(ThinkError):  # a command that could not make one
-            made().close()
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments, prog_name="think-celery")
-
-
-def as_json(*arguments: str) -> Any:
-    ran = run(*arguments, "--json")
-    assert ran.exit_code == 0, ran.output
-    return json.loads(ran.stdout)
+    with own_runtime():
+        yield
 
 
 class TestSubmissions:
@@ -172,7 +157,7 @@ class TestWorkflows:
         assert [each["workflow_id"] for each in listed] == ["wf-2", "wf-1"]
         assert len(waiting) == 2
         assert others.stdout == "There are no such workflows.\n"
-        assert table[1].split()[:4] == ["CliWorkflow", "wf-2", "CliAgent:a", "waiting"]
+        assert table[1].split()[:5] == ["CliWorkflow", "wf-2", "1", "CliAgent:a", "waiting"]
 
     def test_params_are_shown_without_the_marks_of_their_classes(self, t: ThinkTest, sqlite_url: str) -> None:
         """A model is shown as its fields, for people and for programs."""
@@ -284,7 +269,7 @@ class TestWorkflows:
             "approval",
             "--payload",
             payload,
-            "--key",
+            "--idempotency-key",
             "k",
         )
 
@@ -595,7 +580,7 @@ def on_terminal(columns: int, *arguments: str) -> str:
             told += piece
     os.close(controller)
     assert process.wait(timeout=60) == 0, told
-    return told.decode()
+    return re.sub(r"\x1b\[[\d;]*m", "", told.decode())
 
 
 def test_a_long_error_is_cut_where_the_terminal_ends(t: ThinkTest, sqlite_url: str) -> None:

@@ -96,14 +96,23 @@ def test_one_is_started(t: ThinkTest, sqlite_url: str) -> None:
 
 def test_all_that_classes_name_are_started(t: ThinkTest, sqlite_url: str) -> None:
     """Those in `autostart`."""
-    ran = run("agents", "start", "--database-url", sqlite_url)
+    ran = run("agents", "start", "--all", "--database-url", sqlite_url)
     assert "Porter('front') is there." in ran.output
 
     t.skip("5 seconds")
     assert sorted(Porter.started) == ["back", "front"]
 
 
+def test_several_are_started(t: ThinkTest, sqlite_url: str) -> None:
+    """Each by its class and name."""
+    ran = run("agents", "start", "Porter:a", "Porter:b", "--database-url", sqlite_url)
+    assert ran.stdout == "Porter('a') is there.\nPorter('b') is there.\n"
+
+    t.skip("5 seconds")
+    assert sorted(Porter.started) == ["a", "b"]
+
+
 def test_what_can_not_be_started(t: ThinkTest, sqlite_url: str) -> None:
-    """A class that is not known, or half a name: exits with 2."""
-    for words in (("Nobody", "a"), ("Porter",)):
+    """A class that is not known, half a name, nobody, or some and all: exits with 2."""
+    for words in (("Nobody", "a"), ("Porter",), (), ("--all", "Porter:a")):
         assert run("agents", "start", *words, "--database-url", sqlite_url).exit_code == 2

@@ -115,7 +115,7 @@ class TestCommand:
         assert ran.returncode == 0, ran.stderr
         refused = result(tmp_path / "state", "H-1")
         assert (refused["outcome"], refused["labels"]) == ("rejected", [])
-        assert refused["reason"] == "refused by --approve none"
+        assert refused["reason"] == "refused by --approve none (the demo itself, in place of a person)"
         assert "data-loss" in refused["proposed_labels"]
         assert result(tmp_path / "state", "L-1")["outcome"] == "applied"
         assert "1 applied, 1 rejected." in ran.stdout
@@ -328,7 +328,7 @@ def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
     )
     os.close(terminal)
-    killer = threading.Timer(60, process.kill)
+    killer = threading.Timer(100, process.kill)
     killer.start()
     shown, answered = "", False
     try:

@@ -26,9 +26,12 @@ def test_the_first_script_can_be_run_again_in_its_folder(tmp_path: Path) -> None
 
 def test_every_type_that_a_listener_gets_is_in_its_table() -> None:
     """The types that the source of events writes are those of the quickstart's table, and no others."""
-    turns = ("answers.py", "turns.py", "turnstate.py", "loops.py", "ownloops.py", "live.py")
-    names = (*turns, "additions.py", "agents.py", "removal.py")
-    source = "".join((DOMAIN / name).read_text() for name in names)
+    rooms = {
+        "turns": ("answers", "turns", "turnstate", "loops", "ownloops"),
+        "conversation": ("live", "additions"),
+        "agents": ("agents", "removal"),
+    }
+    source = "".join((DOMAIN / room / f"{name}.py").read_text() for room in rooms for name in rooms[room])
     written = set(re.findall(r'"type": f?"([^"]+)"', source)) - {"restored"}  # listeners get it as a snapshot
     for kind in ("text", "reasoning"):
         written |= {each.replace("{name}", kind) for each in written if "{name}" in each}

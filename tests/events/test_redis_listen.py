@@ -1,11 +1,15 @@
 """Listening through Redis: a turn is followed as it happens, and to its end whatever becomes of Redis."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,10 +18,10 @@ import redis
 
 from tests import servers
 from tests.domain.flows import worker
-from tests.domain.talk import shape, talker
+from tests.domain.talk import talker
 from tests.events.away import refuses, wait_until
-from think_celery.domain import claims
-from think_celery.domain.live import LiveEvent
+from think_celery.domain.conversation.live import LiveEvent
+from think_celery.domain.submissions import claims
 from think_celery.events.redis import RedisEventLog
 from think_celery.events.writer import LiveWriter
 from think_celery.protocols import Finish, TextDelta, Usage
@@ -26,6 +30,7 @@ from think_celery.runtime import Runtime
 
 pytestmark = pytest.mark.services
 
+ROOT = Path(__file__).parent.parent.parent
 WORDS = ["Once ", "upon ", "a ", "time."]
 
 
@@ -186,21 +191,25 @@ def test_nobody_can_connect_from_the_start(start, pool):
     assert following.text == "".join(WORDS)
 
 
-@pytest.mark.parametrize("name", ["a", "b", "c", "d"])
-def test_done_means_visible(start, pool, redis_url, name):
-    """FR-56: whoever hears `done` through Redis finds the answer, over another connection, all 200 times."""
-    agent = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))(name)
-    rt, there = start(redis_url), start(redis_url)
-    here, reader = agent._bound_to(rt, name), agent._bound_to(there, name)
-    accepted = [here.submit_messages(f"q{n}") for n in range(50)]
+def test_done_means_visible(start, redis_url, sqlite_url):
+    """FR-56: another process that hears `done` through Redis finds the answer in the history, all 200 times."""
+    agents = talker(model=FunctionModel(lambda request: say(f"answer to {request.messages[-1].text}")))
+    rt, found = start(redis_url), []
+    command = [sys.executable, "-m", "tests.events.reader", sqlite_url, redis_url]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, bufsize=1, **pipes) as reader:
+        try:
+            for name in "abcd":
+                for n in range(50):
+                    turn = agents._bound_to(rt, name).submit_messages(f"q{n}")
+                    reader.stdin.write(f"{name} {turn.submission_id}\n")
+                    assert reader.stdout.readline() == "listens\n"
+                    claims.run(rt, turn.submission_id)
+                    found.append(json.loads(reader.stdout.readline()))
+            reader.stdin.close()
+            reader.wait(10)
+        finally:
+            reader.kill()
 
-    def follow(n: int) -> tuple[Any, Any]:
-        *_, done = reader.listen(accepted[n].submission_id)
-        found = reader.inspect_submission(accepted[n].submission_id)
-        return (found.status, shape(reader.get_message(done.message_id)))
-
-    heard = pool.submit(lambda: [follow(n) for n in range(50)])
-    for submission in accepted:
-        claims.run(rt, submission.submission_id)
-
-    assert heard.result(60) == [("completed", ["|", f"answer to q{n}"]) for n in range(50)]
+    assert reader.returncode == 0
+    assert found == [["completed", True, ["|", f"answer to q{n}"]] for n in range(50)] * 4

@@ -13,7 +13,7 @@ import pytest
 
 from think_celery.clock import SystemClock
 from think_celery.events.sql import SqlEventLog
-from think_celery.events.writer import LiveWriter, merged
+from think_celery.events.writer import FIRST_SECONDS, LiveWriter, merged, until_write
 from think_celery.protocols import Frame
 from think_celery.store.database import Database
 
@@ -145,6 +145,21 @@ class TestMerging:
         assert spans(merged([*merged([text(1, "a"), text(2, "b")]), text(3, "c")])) == [(1, 3)]
 
 
+class TestCadence:
+    def test_what_is_read_on_the_cadence_is_written_just_after(self):
+        """While text streams, each write comes a hundredth of a second after the readers have read: never later."""
+        wrote_at = 1000.0
+
+        lefts = {late: until_write(wrote_at, wrote_at + late) for late in (0.001, 0.0099, 0.011, 0.039)}
+
+        assert lefts == pytest.approx({0.001: 0.009, 0.0099: 0.0001, 0.011: 0.039, 0.039: 0.011})
+
+    def test_after_a_pause_the_first_is_shown_at_once(self):
+        """A turn that begins, or a model that thinks before each word, does not wait for the cadence."""
+        assert until_write(float("-inf"), 1000.02) == FIRST_SECONDS
+        assert until_write(1000.0, 1000.05) == FIRST_SECONDS
+
+
 class TestWriting:
     def test_what_is_put_while_a_write_is_under_way_goes_in_one(self, gate, writer):
         """One write holds all that gathered meanwhile, merged."""
@@ -161,18 +176,17 @@ class TestWriting:
 
     def test_a_delta_grows_until_it_is_written(self, gate, writer):
         """Deltas of one part go into the frame that waits, and wake nobody; what is written has its own numbers."""
-        lock = threading.RLock()
         gate.open.clear()
-        first = writer.grow(text(1, "a", id="0"), lock)
+        first = writer.grow(text(1, "a", id="0"))
         gate.reached.wait(10)
         assert first is not None
-        assert not first.takes({"type": "text-delta", "id": "0", "delta": "late"}, 2), "it is being written"
-        second = writer.grow(text(2, "b", id="0"), lock)
+        assert not first.takes({"type": "text-delta", "id": "0", "delta": "late"}), "it is being written"
+        second = writer.grow(text(2, "b", id="0"))
         assert second is not None
-        for n in range(3, 53):
-            assert second.takes({"type": "text-delta", "id": "0", "delta": "c"}, n)
-        assert not second.takes({"type": "text-delta", "id": "1", "delta": "another part"}, 53)
-        assert not second.takes({"type": "reasoning-delta", "id": "0", "delta": "another kind"}, 53)
+        for _ in range(3, 53):
+            assert second.takes({"type": "text-delta", "id": "0", "delta": "c"})
+        assert not second.takes({"type": "text-delta", "id": "1", "delta": "another part"})
+        assert not second.takes({"type": "reasoning-delta", "id": "0", "delta": "another kind"})
         gate.open.set()
 
         assert writer.flush(10)
@@ -182,23 +196,20 @@ class TestWriting:
 
     def test_what_is_not_taken_does_not_grow(self, gate):
         """A frame that was dropped, or is written already, takes nothing: the next delta is a frame again."""
-        lock = threading.RLock()
-        assert LiveWriter(gate, capacity=0).grow(text(1, "a"), lock) is None
-        assert LiveWriter(gate, synchronous=True).grow(text(1, "a"), lock) is None
+        assert LiveWriter(gate, capacity=0).grow(text(1, "a")) is None
+        assert LiveWriter(gate, synchronous=True).grow(text(1, "a")) is None
 
         assert spans(gate.frames) == [(1, 1)]
 
     def test_nothing_is_lost_between_growing_and_writing(self, gate, writer):
         """Each delta is in a frame, once, however the writer's closing and the turn's adding meet."""
-        lock = threading.RLock()
 
         def turn(number):
             growing = None
             for n in range(1, 2001):
-                with lock:
-                    event = {"type": "text-delta", "delta": f"{n} "}
-                    if growing is None or not growing.takes(event, n):
-                        growing = writer.grow(text(n, f"{n} ", agent=str(number)), lock)
+                event = {"type": "text-delta", "delta": f"{n} "}
+                if growing is None or not growing.takes(event):
+                    growing = writer.grow(text(n, f"{n} ", agent=str(number)))
                 if n % 100 == 0:
                     writer.flush(1)
 

@@ -1,5 +1,6 @@
 """What a busy worker holds of the database: few connections, and none in a transaction while it waits."""
 
+import json
 import time
 
 import psycopg
@@ -11,8 +12,9 @@ from tests.servers import plain_url
 
 pytestmark = pytest.mark.services
 
-PROCESSES = 5
-"""Of a worker on the prefork pool: the parent, and four children."""
+CHILDREN = 8
+PROCESSES = 1 + CHILDREN
+"""Of a worker on the prefork pool: the parent, and its children."""
 IDLE_SECONDS = 0.2
 SAMPLE = """
 SELECT pid, state LIKE 'idle in transaction%', EXTRACT(epoch FROM clock_timestamp() - state_change)
@@ -22,13 +24,14 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type 
 
 
 def test_none_is_held_while_models_answer(stage_on: StageOn, postgres_url: str, redis_url: str) -> None:
-    """FR-34: four children stream at once, for seconds: no session is idle in a transaction, two a process are open."""
+    """FR-34: eight children stream, for seconds: no session is idle in a transaction, two a process are open."""
     stage = stage_on(postgres_url)
-    agents = [stage.agent.__class__._bound_to(stage.rt, f"agent-{number}") for number in range(4)]
-    turns = [agent.submit_messages("do: note slowly") for agent in agents for _ in range(2)]
+    agents = [stage.agent.__class__._bound_to(stage.rt, f"agent-{number}") for number in range(CHILDREN)]
+    turns = [agent.submit_messages("do: note slowest") for agent in agents]
     stage.rt.db.dispose()  # so that all sessions are the worker's
     began = time.monotonic()
-    stage.start("prefork", broker=redis_url, queue="connections").marked("ready")
+    conf = json.dumps({"worker_concurrency": CHILDREN})
+    stage.start("prefork", broker=redis_url, queue="connections", conf=conf).marked("ready")
     most, longest = 0, 0.0
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as conn:
         ended = b"SELECT count(*) FROM think_submissions WHERE status = 'completed'"

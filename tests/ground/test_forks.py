@@ -2,8 +2,15 @@
 
 import gc
 import os
+import signal
+import threading
+import time
 import weakref
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
 
 from think_celery import forks
 
@@ -85,3 +92,116 @@ def test_a_function_is_called_too() -> None:
 
     assert in_a_child(lambda: seen) == ["renewed"]
     assert seen == []
+
+
+SLOW = """
+import pathlib, time
+pathlib.Path({begun!r}).touch()
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize("_", range(3))
+def test_a_child_born_while_a_thread_imports_can_import_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _: int
+) -> None:
+    """The lock of a module that is imported stays locked in a child: so the fork waits until no thread of ours imports.
+
+    Such a child of Celery's pool hung in its first task, and its worker at the end waited for it for ever.
+    """
+    name, begun = f"slow_{tmp_path.name.replace('-', '_')}", tmp_path / "begun"
+    (tmp_path / f"{name}.py").write_text(SLOW.format(begun=str(begun)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def work() -> None:
+        with forks.uncut():
+            import_module(name)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not begun.exists():
+        threading.Event().wait(0.005)
+
+    def imports() -> list[str]:
+        signal.alarm(10)  # ends this child where it hangs
+        return [import_module(name).__name__]
+
+    assert in_a_child(imports) == [name]
+    thread.join(10)
+
+
+def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs, as on a database that does not answer, holds up a fork for its patience alone; all goes on after."""
+    monkeypatch.setattr(forks, "PATIENCE_SECONDS", 0.05)
+    let_go = threading.Event()
+    seen: list[str] = []
+
+    def hangs() -> None:
+        with forks.uncut():
+            let_go.wait(10)
+
+    thread = threading.Thread(target=hangs)
+    thread.start()
+
+    def begins_anew() -> list[str]:
+        with forks.uncut():
+            return ["anew"]
+
+    assert in_a_child(begins_anew) == ["anew"]
+    with forks.uncut():
+        seen.append("goes on")
+    let_go.set()
+    thread.join(10)
+    assert seen == ["goes on"]
+
+
+def test_what_a_thread_has_in_hand_is_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of it begin while a fork waits for its end, and whoever forks does not wait for itself."""
+    monkeypatch.setattr(forks, "PATIENCE_SECONDS", 10.0)
+    inside, seen = threading.Event(), []
+
+    def in_parts() -> None:
+        with forks.uncut():
+            inside.set()
+            while not forks._uncut.forks:
+                threading.Event().wait(0.005)
+            with forks.uncut():
+                seen.append("a part")
+            seen.append("all")
+
+    thread = threading.Thread(target=in_parts)
+    thread.start()
+    inside.wait(10)
+    began = time.monotonic()
+
+    with forks.uncut():
+        assert in_a_child(lambda: list(seen)) == ["a part", "all"]
+
+    thread.join(10)
+    assert time.monotonic() - began < 5
+    assert not forks._uncut.in_hand
+
+
+def test_a_child_that_is_born_inside_ends_nothing_of_its_parents() -> None:
+    """Another thread may have had the lock of what is in hand at that moment; the child had waited for it for ever."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with forks._uncut.changed:
+            held.set()
+            over.wait(10)
+
+    def begin_to_hold() -> None:
+        threading.Thread(target=hold).start()
+        held.wait(10)
+
+    forks.around(before=begin_to_hold, in_parent=over.set)
+    with forks.uncut():
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)  # ends this child where it hangs
+    if child == 0:
+        os._exit(0)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert not forks._uncut.in_hand

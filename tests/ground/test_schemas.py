@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sys
+import typing
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -155,6 +157,19 @@ class TestOutputSchema:
 
         assert problem in str(refused.value)
         assert "class Answer(pydantic.BaseModel):" in str(refused.value)
+
+    def test_a_typed_dict_of_typing(self):
+        """A12: it will do from Python 3.12 on; before that the error says which one to import."""
+        of_typing = typing.TypedDict("of_typing", {"title": str})  # noqa: UP013
+
+        if sys.version_info >= (3, 12):
+            assert output_schema(of_typing)["required"] == ["title"]
+            return
+        with pytest.raises(
+            UnsupportedSchema, match=r"of_typing.*from typing_extensions import TypedDict"
+        ) as refused:
+            output_schema(of_typing)
+        assert "class Answer" not in str(refused.value)
 
     def test_a_decimal_is_a_number_or_a_string_without_pattern(self):
         """FR-86: no look-around pattern, whatever pydantic's version; bounds and descriptions are kept."""

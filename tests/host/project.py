@@ -15,7 +15,7 @@ from kombu import Queue
 from pydantic import BaseModel
 from sqlalchemy import text
 
-from think_celery import Think, ThinkCelery, ThinkWorkflow
+from think_celery import Fiber, Think, ThinkCelery, ThinkWorkflow
 from think_celery.tools import ToolContext, tool
 
 MARK = "tulip4711"
@@ -143,6 +143,19 @@ class Lodger(Think):
     def note(self, what: str, context: ToolContext) -> str:
         """Take a note."""
         return f"noted {MARK}-tool-result"
+
+    def carry(self, what: str) -> str:
+        """What is queued."""
+        if "fail" in what:
+            raise ValueError(f"{MARK}-error-of-a-job")
+        if "slowly" in what:
+            time.sleep(2)
+        return f"{MARK}-result-of-a-job"
+
+    def walk(self, fiber: Fiber, what: str) -> str:
+        """What a fiber does."""
+        fiber.stash(f"{MARK}-snapshot")
+        return f"{MARK}-result-of-a-fiber"
 
 
 class Elsewhere(Lodger):

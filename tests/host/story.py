@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.host.project import MARK, Chore, Elsewhere, Lodger
 from tests.host.world import SECONDS, World, everything_in, until
+from think_celery import Retry
 from think_celery.domain import knocks
 
 GO = {"said": f"{MARK}-event"}
@@ -43,6 +44,13 @@ def play(world: World) -> Story:
     submit("elsewhere", Elsewhere._bound_to(world.rt, "e"), "nobody takes it")
     story.ids["broken"] = world.agent("w").run_workflow(Chore, {"fail": True}, workflow_id="wf-2")
     submit("failed", world.agent("b"), "fail")
+    jobs = world.agent("j")
+    calls = {
+        "job": jobs.queue("carry", f"{MARK}-payload", idempotency_key=f"{MARK}-key-of-a-job", **told),
+        "failed job": jobs.queue("carry", f"fail {MARK}-payload", retry=Retry(max_attempts=1)),
+    }
+    story.ids |= {what: job.job_id for what, job in calls.items()}
+    story.ids["fiber"] = jobs.start_fiber("walk", f"{MARK}-payload-of-a-fiber", **told).fiber_id
     asked = {
         "another app": world.app.tasks["host.another_app"].apply_async(),
         "sleep": world.app.tasks["host.sleep"].apply_async(),
@@ -59,6 +67,7 @@ def play(world: World) -> Story:
     world.agent("w").send_workflow_event(Chore, "wf-1", type="go", payload=GO)
     for workflow_id in ("wf-1", "wf-2"):
         until(lambda id=workflow_id: world.run(id).status in ("complete", "errored"), world.report)
+    until(lambda: not jobs.list_jobs(status=["pending", "running"]), world.report)
     for what, result in asked.items():
         story.results[what] = result.get(timeout=SECONDS, propagate=False)
     return story

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from think_celery import Think, ThinkWorkflow
 from think_celery.domain import tick
 from think_celery.domain.work import perform
+from think_celery.errors import WorkflowError
 from think_celery.ids import WorkflowRef, advance_task_id
 from think_celery.protocols import Knock
 from think_celery.providers.scripted import call, say
@@ -67,13 +68,25 @@ def test_a_run_is_one_chain_whoever_knocks(t: ThinkTest, lost: bool) -> None:
 
     assert t.output(Link, "w") is True
     found = roots(sent)
-    [prompt] = found.keys() - {first, "think.workflow.advance", "think.outbox.deliver"}
-    assert found == {
-        first: {first},
-        prompt: {ROOT},
-        "think.workflow.advance": {ROOT},
-        "think.outbox.deliver": {ROOT},
-    }
+    [prompt] = found.keys() - {first, "think.workflow.advance"}
+    assert found == {first: {first}, prompt: {ROOT}, "think.workflow.advance": {ROOT}}
+
+
+def test_the_news_of_a_turn_that_a_caller_ended(t: ThinkTest) -> None:
+    """Whoever runs a turn delivers the news of its end; that of a cancel has a message, which belongs to the run."""
+    sent: list[Knock] = []
+    knock = t.rt.knock
+    t.rt.knock = lambda it: (sent.append(it), knock(it))[1]
+    Linked("a").run_workflow(Link, {}, workflow_id="w")
+    perform(t.rt, sent[0])
+    prompt = sent[1].kwargs["submission_id"]
+
+    Linked("a").cancel_submission(prompt)
+    t.run_until_idle()
+
+    assert roots(sent) == {prompt: {ROOT}, "think.workflow.advance": {ROOT}, "think.outbox.deliver": {ROOT}}
+    with pytest.raises(WorkflowError, match="ThinkPromptAbortedError"):
+        t.output(Link, "w")
 
 
 def work_on_what_the_tick_sends(t: ThinkTest, sent: list[Knock]) -> None:

@@ -11,7 +11,7 @@ from tests.host.model import answer
 from tests.host.project import Chore, Lodger, make_app
 from tests.providers.server import ModelServer
 from think_celery import ThinkCelery
-from think_celery.domain import runs
+from think_celery.domain.workflows import runs
 from think_celery.runtime import set_current
 
 NOBODY = "redis://127.0.0.1:1/0"

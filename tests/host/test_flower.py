@@ -24,18 +24,18 @@ def tasks(threads_story: Story, flower: Flower) -> dict[str, Any]:
 
 class TestTheChain:
     def test_a_run_is_one(self, tasks: dict[str, Any]) -> None:
-        """Each task of it has the run's first one as its root, and the one that woke it as its parent."""
+        """Each task of it has the run's first one as its root, and as its parent the one that woke it, or else the
+        first: a client's event woke the last; and what takes two seconds on a busy machine, the tick sends again."""
         first, second, third = (advance_task_id(RUN.key, 1, wakes) for wakes in range(3))
         chain = {each["uuid"]: each for each in tasks.values() if each["root_id"] == first}
         names = {each["name"]: each for each in chain.values() if each["uuid"] not in (first, second, third)}
 
-        assert len(chain) == 5
-        prompt, news = names["think.submission.run"], names["think.outbox.deliver"]
+        assert len(chain) == 4
+        prompt = names["think.submission.run"]
         assert chain[first]["parent_id"] is None
         assert prompt["parent_id"] == first
-        assert news["parent_id"] == prompt["uuid"]
-        assert chain[second]["parent_id"] == news["uuid"]
-        assert chain[third]["parent_id"] is None  # a client's event woke it
+        assert chain[second]["parent_id"] in (prompt["uuid"], first)
+        assert chain[third]["parent_id"] == first
 
     def test_what_it_shows(self, tasks: dict[str, Any], threads_story: Story) -> None:
         """Ids, and the word for how it went; of arguments the few that tell which row it is."""

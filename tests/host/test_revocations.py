@@ -14,12 +14,12 @@ from sqlalchemy.exc import OperationalError
 
 from tests.domain.crowd import broken, transaction
 from think_celery import Think
-from think_celery.domain import submissions
 from think_celery.domain.knocks import ADVANCE_WORKFLOW, DELIVER_NEWS, RUN_SUBMISSION
+from think_celery.domain.submissions import submissions
 from think_celery.providers.scripted import say
-from think_celery.revoked import Revocations, ThinkRequest
 from think_celery.tasks import TICK, register
 from think_celery.testing import ThinkTest, think_test
+from think_celery.worker.revoked import Revocations, ThinkRequest
 
 
 class Revokee(Think):
@@ -189,7 +189,7 @@ class TestALook:
         self, t: ThinkTest, app: Celery, worker: Revocations, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whoever revokes thousands at once must not hold up the tick; at its end a worker looks at all of them."""
-        monkeypatch.setattr("think_celery.revoked.AT_ONCE", 2)
+        monkeypatch.setattr("think_celery.worker.revoked.AT_ONCE", 2)
         all_of_them = [submit(f"{number}") for number in range(5)]
         revoke(app, *(each.submission_id for each in all_of_them))
         left = []
@@ -199,6 +199,21 @@ class TestALook:
             left.append(sum(status(t, each) == "pending" for each in all_of_them))
 
         assert left == [3, 0]
+
+    def test_that_comes_to_a_dropped_message_before_its_revoke(
+        self, t: ThinkTest, app: Celery, worker: Revocations, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is further down in that list: its messages are dropped until it is cancelled."""
+        monkeypatch.setattr("think_celery.worker.revoked.AT_ONCE", 1)
+        first, second = submit("first"), submit("second")
+        revoke(app, first.submission_id, second.submission_id)
+        drop(app, second.submission_id)
+
+        worker.look()
+        before = (status(t, first), status(t, second), second.submission_id in state.revoked)
+        worker.look()
+
+        assert (before, status(t, second)) == (("aborted", "pending", True), "aborted")
 
 
 class TestLocked:
@@ -236,6 +251,27 @@ class TestLocked:
         worker.look()
 
         assert (before, status(t, locked)) == (("pending", "aborted"), "aborted")
+
+    def test_has_its_messages_dropped_until_it_is_cancelled(
+        self, t: ThinkTest, app: Celery, worker: Revocations
+    ) -> None:
+        """Whoever is ended in its midst hands it over, and has it locked for that. What it then knocks for is not
+        let through, as it is for what was accepted anew: the next process would go on with it, and end it."""
+        handed_over = submit("handed over")
+        revoke(app, handed_over.submission_id)
+        drop(app, handed_over.submission_id, signum=15)
+        sent: list[str] = []
+        t.rt.knock = lambda knock: sent.append(knock.task_id)
+        with transaction(t.rt) as session:
+            Revokee("handed over").cancel_submission(handed_over.submission_id)
+
+            assert self.ends(worker.look)
+
+            session.rollback()
+        assert (handed_over.submission_id in state.revoked, sent) == (True, [])
+        worker.look()
+
+        assert status(t, handed_over) == "aborted"
 
     def test_does_not_keep_a_worker_from_stopping(
         self, t: ThinkTest, app: Celery, worker: Revocations, caplog: pytest.LogCaptureFixture

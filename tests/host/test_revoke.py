@@ -1,6 +1,7 @@
 """Revoking in Celery and Flower: a submission is cancelled by it, and nothing else of ours is lost."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,8 @@ from tests.host.flower import Flower
 from tests.host.project import Chore, Elsewhere, Lodger
 from tests.host.story import Story
 from tests.host.world import Command, World, a_worker, until
-from think_celery.ids import WorkflowRef, advance_task_id
+from think_celery import Job
+from think_celery.ids import WorkflowRef, advance_task_id, named_id
 
 pytestmark = pytest.mark.services
 
@@ -122,7 +124,7 @@ class TestASubmission:
             "info",
         )
         twin.says("sync complete")
-        twin.says(" ready.")
+        twin.serves(world.app, TWIN)
         knows_of_all_before(world, TWIN)
 
         assert (again.submission_id, world.status(again.submission_id)) == (first.submission_id, "pending")
@@ -163,3 +165,33 @@ class TestAnythingElse:
 
         until(lambda: "task-revoked" in world.events_of(first), world.report)
         until(lambda: world.run(ref.workflow_id).status == "complete", world.report)
+
+    def test_a_job_is_called_all_the_same(self, world: World) -> None:
+        """All its knocks have its own id: were they dropped, it would wait for as long as Celery remembers."""
+        agent, key = world.agent("called"), "revoked before"
+        world.app.control.revoke(named_id("job", agent._ref.id, "queue", key))
+        until(lambda: "Tasks flagged as revoked" in world.worker.output(), world.report)
+
+        job = agent.queue("carry", "it", idempotency_key=key)
+
+        until(lambda: found(agent, job.job_id).status not in ("pending", "running"), world.report)
+        assert (found(agent, job.job_id).status, found(agent, job.job_id).error) == ("completed", None)
+
+    @pytest.mark.parametrize("how", [{}, {"terminate": True, "signal": "SIGKILL"}])
+    def test_a_job_in_hand_goes_on(self, world: World, how: dict[str, Any]) -> None:
+        """Revoked, it runs to its end. Where its process is killed with it, another one makes the call again."""
+        agent = world.agent(f"in hand {how}")
+        job = agent.queue("carry", "slowly")
+        until(lambda: found(agent, job.job_id).status == "running", world.report)
+
+        world.app.control.revoke(job.job_id, **how)
+
+        until(lambda: found(agent, job.job_id).status not in ("pending", "running"), world.report)
+        assert (found(agent, job.job_id).status, found(agent, job.job_id).error) == ("completed", None)
+
+
+def found(agent: Lodger, job_id: str) -> Job:
+    """How a job stands."""
+    job = agent.get_job(job_id)
+    assert job is not None
+    return job

@@ -32,6 +32,8 @@ def test_they_are_where_they_belong(story: Story, found: Any) -> None:
     said = repr([message.to_dict() for message in story.world.agent("a").messages])
 
     assert {f"{MARK}-prompt", f"{MARK}-tool-argument", f"{MARK}-tool-result", f"{MARK}-answer"} <= found(said)
+    jobs = repr([(job, job.payload, job.output) for job in story.world.agent("j").list_jobs()])
+    assert {f"{MARK}-payload", f"{MARK}-result-of-a-job", f"{MARK}-error-of-a-job"} <= found(jobs)
 
 
 def test_not_in_the_broker(story: Story, found: Any) -> None:

@@ -18,7 +18,17 @@ from tests.crash.conftest import (
     theatre_of,
 )
 from tests.crash.model import answer, text_of
-from tests.providers.server import HANG, Hang, ModelServer, Response, chunk, json_response, stream
+from tests.providers.server import (
+    DONE,
+    HANG,
+    Delay,
+    Hang,
+    ModelServer,
+    Response,
+    chunk,
+    json_response,
+    stream,
+)
 
 __all__ = ["children", "make_stage", "pace", "pytest_pyfunc_call", "redis_url", "stage"]
 
@@ -28,8 +38,12 @@ FAULTS = {
     "pinging": stream(Hang(ping=b": keep-alive\n\n")),
     "halting": stream(chunk({"content": "Well"}), HANG),
     "busy": json_response({"error": {"message": "later"}}, 429, retry_after="3600"),
+    "trickling": stream(
+        *(piece for n in range(1500) for piece in (Delay(0.02), chunk({"content": f"{n} "}))), DONE
+    ),
 }
-"""Nothing after the headers, only keep-alives, nothing after the first word, and a wish to be asked in an hour."""
+"""Nothing after the headers, only keep-alives, nothing after the first word, a wish to be asked in an hour, and half a
+minute of tokens that come so fast that nearly every moment is a rest before the next read."""
 
 
 def reply(body: dict[str, Any]) -> Response:

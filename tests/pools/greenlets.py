@@ -12,7 +12,7 @@ import time  # noqa: E402
 from sqlalchemy import event  # noqa: E402
 
 from tests.domain.crowd import clerk, workers  # noqa: E402
-from think_celery.domain import claims  # noqa: E402
+from think_celery.domain.submissions import claims  # noqa: E402
 
 this_thread = monkey.get_original("_thread", "get_ident")
 

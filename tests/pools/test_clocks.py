@@ -9,8 +9,9 @@ import pytest
 
 from tests.domain.crowd import clerk, workers
 from think_celery.clock import SystemClock
-from think_celery.domain import claims, recovery
+from think_celery.domain import recovery
 from think_celery.domain.leases import Hold
+from think_celery.domain.submissions import claims
 from think_celery.errors import LeaseLost
 from think_celery.runtime import Runtime
 from think_celery.store import processes

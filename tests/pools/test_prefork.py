@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from sqlalchemy import update
 
 from tests.crash.model import FINAL
@@ -34,7 +33,6 @@ def stop_ticks(stage: Stage) -> None:
     )
 
 
-@pytest.mark.once
 class TestAChildThatDies:
     def test_its_parent_frees_its_work_at_once(self, stage: Stage, redis_url: str) -> None:
         """FR-04: killed in a turn, without a redelivery and without a tick: it runs again and completes once."""
@@ -49,9 +47,7 @@ class TestAChildThatDies:
         died_at = time.monotonic()
         taken_at = stage.until(stage.taken_over, BOUND, what="taken over")
 
-        assert (
-            stage.took(died_at, taken_at) <= 3.0
-        )  # half a second on a free machine: see benchmarks/recovery.py
+        assert stage.took(died_at, taken_at) <= 1.0  # half of it on a free machine
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
         stage.check_answer("do: note glacially", row_of(stage, submission).message_id)
         assert row_of(stage, submission).attempts == 2
@@ -113,7 +109,6 @@ class TestChildrenThatTakeTurns:
         assert "is dead" not in worker.output()  # nobody was declared dead: each has said so itself
 
 
-@pytest.mark.once
 class TestSoftShutdown:
     def test_its_time_is_used(self, stage: Stage, redis_url: str) -> None:
         """``REMAP_SIGTERM=SIGQUIT`` with a soft shutdown, as in Kubernetes: handed over when it begins."""
@@ -160,7 +155,6 @@ class TestSoftShutdown:
         assert stage.counts() == {"note": 1}
 
 
-@pytest.mark.once
 class TestAChildThatWasFrozen:
     def test_it_writes_nothing_after(self, stage: Stage, redis_url: str) -> None:
         """SIGSTOP of a child past its lease, a takeover, SIGCONT: not a word of its own gets between the other's."""

@@ -29,7 +29,9 @@ from tests.pools.scenes import (
     queue_of,
     row_of,
 )
+from tests.pools.talker import Correspondent, RoundTrip
 from think_celery.domain import knocks, recovery
+from think_celery.domain.workflows import runs
 from think_celery.store import tables
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,7 +65,6 @@ class TestDuplicates:
             assert server.llen(queue_of(stage)) == 0
 
 
-@pytest.mark.once
 class TestCancels:
     def test_before_any_worker_runs(self, stage: Stage, redis_url: str) -> None:
         """FR-08: cancelled while its message waits: the worker that gets it asks no model."""
@@ -113,6 +114,42 @@ class TestCancels:
         assert all(row.process_id is None for row in stage.rows(tables.lines))
 
 
+class TestStopping:
+    @pytest.mark.parametrize("pool", ["prefork", "threads"])
+    def test_of_who_rests_before_a_read(self, stage: Stage, redis_url: str, pool: str) -> None:
+        """Whoever reads an answer that trickles sleeps nearly always. Cancelled, its turn ends within a second, as
+        the rule is; after SIGTERM its part is stored, and the turn waits for another worker. That is no attempt."""
+        worker = begin(stage, pool, redis_url)
+        connect(stage, redis_url)
+        asked = lambda: [each for each in stage._model.seen if each.body["model"] == stage.name]  # noqa: E731
+        said = lambda name: "".join(message.text for message in hand(stage, name).messages[1:])  # noqa: E731
+        turns = {
+            name: hand(stage, name).submit_messages("trickling").submission_id for name in ("one", "two")
+        }
+        stage.until(
+            lambda: "60 61 62" in said("one"), 2 * BOUND, what="trickling"
+        )  # its reads rest in full by now
+
+        hand(stage, "one").cancel_submission(turns["one"])
+        told_at = time.monotonic()
+        left_at = stage.until(asked()[0].left.is_set, BOUND, what="closed")
+        stage.until(lambda: "60 61 62" in said("two"), 3 * BOUND, what="the next one trickling")
+        worker.signal(signal.SIGTERM)
+        stopped_at = time.monotonic()
+        handed_over_at = stage.until(
+            lambda: row_of(stage, turns["two"]).status == "pending", BOUND, what="handed over"
+        )
+        part, attempts = said("two"), row_of(stage, turns["two"]).attempts
+        assert worker.wait(20) == 0, worker.output()
+
+        assert stage.took(told_at, left_at) <= 2.0
+        assert (row_of(stage, turns["one"]).status, said("one")[:8]) == ("aborted", "0 1 2 3 ")
+        assert stage.took(stopped_at, handed_over_at) <= 2.0
+        assert asked()[1].left.is_set()
+        assert (attempts, part) == (0, said("two"))
+        assert part.startswith("0 1 2 3 ")
+
+
 class TestThreads:
     def test_each_turn_reads_its_own_events(self, stage: Stage, redis_url: str) -> None:
         """FR-10: two hundred turns in sixteen threads write to the live log and read it, over one client."""
@@ -130,7 +167,24 @@ class TestThreads:
         assert not re.search("ERROR|Traceback|can't be", worker.output())
 
 
-@pytest.mark.once
+class TestQueues:
+    def test_a_step_runs_where_its_queue_is_consumed(self, stage: Stage, redis_url: str) -> None:
+        """Two workers of one app, one for each queue: the run goes to the other one for its step, and comes back."""
+        other = f"{queue_of(stage)}-gpu"
+        home, away = begin(stage, "threads", redis_url), begin(stage, "threads", redis_url, listens=other)
+        connect(stage, redis_url)
+        agent = Correspondent._bound_to(stage.rt, "ann")
+
+        errand = agent.run_workflow(RoundTrip, {"queue": other})
+        stage.until(
+            lambda: runs.look_up(stage.rt, errand, RoundTrip).status == "complete", BOUND, what="done"
+        )
+
+        assert runs.look_up(stage.rt, errand, RoundTrip).output == ["here done", "there done", "back done"]
+        did = [(line["what"], line["pid"]) for line in stage.effects()]
+        assert did == [("here", home.pid), ("there", away.pid), ("back", home.pid)]
+
+
 class TestElsewhere:
     def test_another_container_is_not_declared_dead(self, stage: Stage, redis_url: str) -> None:
         """On the same machine, in a pid namespace of its own: its pid is nobody's here, or another's."""
@@ -182,11 +236,11 @@ def in_a_namespace() -> list[str]:
     pytest.fail("no pid namespace can be made here; run this as root, or allow user namespaces")
 
 
-@pytest.mark.once
 class TestFrozen:
-    def test_a_gevent_worker_writes_nothing_after(self, stage: Stage, redis_url: str) -> None:
+    @pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+    def test_it_writes_nothing_after(self, stage: Stage, redis_url: str, pool: str) -> None:
         """SIGSTOP past its lease, a takeover, SIGCONT: what the other one wrote stays as it is."""
-        first = begin(stage, "gevent", redis_url)
+        first = begin(stage, pool, redis_url)
         connect(stage, redis_url)
         stage.submit("do: note glacially")
         stage.until(lambda: stored(stage), BOUND, what="streaming")

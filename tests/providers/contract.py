@@ -87,12 +87,16 @@ class Wire(Protocol):
 
 def request(*messages: UIMessage, **options: Any) -> ModelRequest:
     """A request with short limits of time."""
-    options.setdefault("timeouts", ModelTimeouts(connect=5, first_token=20, token_gap=20))
+    options.setdefault("timeouts", ModelTimeouts(connect=60, first_token=60, token_gap=60))
     return ModelRequest(system="Be brief.", messages=messages or [user("Hello")], **options)
 
 
-def limits(first_token: float = 5, token_gap: float = 5) -> ModelTimeouts:
-    return ModelTimeouts(connect=1, first_token=first_token, token_gap=token_gap)
+SOON = 20.0
+"""Less than what waiting for any other limit would take, and more than a busy machine needs."""
+
+
+def limits(first_token: float = 60, token_gap: float = 60) -> ModelTimeouts:
+    return ModelTimeouts(connect=60, first_token=first_token, token_gap=token_gap)
 
 
 def texts(events: Sequence[ModelEvent]) -> str:
@@ -368,7 +372,7 @@ class ProviderContract:
             self.ask(model, request(timeouts=limits(first_token=0.3)))
 
         assert failed.value.retryable
-        assert 0.29 <= time.monotonic() - began < 1
+        assert 0.29 <= time.monotonic() - began < SOON
         assert server.seen[0].left.wait(2), "the connection is still open"
 
     @pytest.mark.parametrize("quiet", ["silence", "keep-alives"])
@@ -381,7 +385,7 @@ class ProviderContract:
             self.ask(model, request(timeouts=limits(token_gap=0.3)))
 
         assert failed.value.retryable
-        assert 0.29 <= time.monotonic() - began < 1
+        assert 0.29 <= time.monotonic() - began < SOON
 
     def test_a_slow_answer_that_goes_on_is_let_be(self, server, model):
         """FR-81: tokens within the limit, for several times the limit, are an honest slow answer."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.providers.contract import (
     KEY,
+    SOON,
     ProviderContract,
     finish,
     limits,
@@ -452,7 +453,7 @@ class TestEndings:
         events = ask(model, timeouts=limits(token_gap=0.2))
 
         assert (texts(events), finish(events).reason) == ("A", "stop")
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < SOON
 
     @pytest.mark.parametrize("after", [b": ping\n\n", usage(), chunk()])
     def test_what_keeps_coming_after_the_finish_reason(self, server, model, after):
@@ -465,7 +466,7 @@ class TestEndings:
 
         assert (texts(events), finish(events).reason) == ("A", "stop")
         assert finish(events).usage == Usage(3, 5, 8)
-        assert 0.25 < time.monotonic() - began < 1.5
+        assert 0.25 < time.monotonic() - began < SOON
 
     def test_a_connection_that_stays_open_after_done(self, server, model):
         """FR-79: [DONE] is the end; nobody waits for the body's."""
@@ -475,7 +476,7 @@ class TestEndings:
         events = ask(model)
 
         assert texts(events) == "Hello"
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < SOON
 
     def test_an_unknown_finish_reason(self, server, model):
         """FR-72: text with an unknown reason is a whole answer; the provider's word is kept."""
@@ -580,7 +581,7 @@ class TestRefusals:
             ask(model, timeouts=limits(first_token=0.3))
 
         assert failed.value.retryable is retryable
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < SOON
 
 
 class TestTheRequest:
@@ -643,7 +644,7 @@ class TestOwnClient:
             with pytest.raises(ModelAborted):
                 list(model.stream(request(), controller.signal))
 
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < SOON
             assert server.connections == 3
             assert server.seen[0].headers["x-mine"] == "yes"
             assert not client.is_closed
@@ -692,7 +693,7 @@ class TestConnections:
                 ask(model, timeouts=ModelTimeouts(connect=0.3))
 
             assert failed.value.retryable
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < SOON
             for one in waiting:
                 one.close()
 

@@ -2,8 +2,10 @@
 
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -223,6 +225,30 @@ class TestProcesses:
 
             assert in_child == ["Hello"] * 3
             assert texts(ask(model)) == "Hello"
+
+    def test_a_child_that_is_born_while_a_thread_makes_the_model_makes_its_own(self):
+        """Making one imports its vendor's package, which takes a while; the child had waited for ever for its lock."""
+        making, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+
+        def make():
+            making.set()
+            if os.getpid() == parent:
+                go_on.wait(10)
+            return TheirTestModel()
+
+        model = PydanticAIModel(make)
+        thread = threading.Thread(target=model.check)
+        thread.start()
+        making.wait(10)
+
+        child = multiprocessing.get_context("fork").Process(target=model.check)
+        child.start()
+        child.join(10)
+        child.kill()
+        go_on.set()
+        thread.join(10)
+
+        assert child.exitcode == 0
 
     def test_a_model_that_was_used_before_a_fork_is_refused(self):
         """Its connections are its parent's; the error says what to give instead."""

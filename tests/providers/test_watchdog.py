@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.providers.contract import SOON
 from think_celery.providers.watchdog import guard
 from think_celery.signals import AbortController
 
@@ -38,7 +39,7 @@ class TestDeadlines:
 
         assert watched.fired == "too slow"
         assert not watched.aborted
-        assert 0.19 <= time.monotonic() - began < 0.6
+        assert 0.19 <= time.monotonic() - began < SOON
 
     def test_a_deadline_can_be_put_off_and_moved_nearer(self, pair):
         """The last one counts, whichever way it moved."""
@@ -54,7 +55,7 @@ class TestDeadlines:
             reader.recv(1)
 
         assert watched.fired == "third"
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < SOON
 
     def test_a_paused_deadline_does_not_pass(self, pair):
         """The time that the consumer of an answer takes is not the provider's."""
@@ -128,7 +129,7 @@ class TestAborts:
             reader.recv(1)
 
         assert (watched.fired, watched.aborted) == ("enough", True)
-        assert time.monotonic() - began < 0.2
+        assert time.monotonic() - began < SOON
 
     def test_a_signal_that_came_before_cuts_at_once(self, pair):
         """…and cuts the connection too that is made only afterwards."""

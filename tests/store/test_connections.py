@@ -10,12 +10,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import column, func, make_url, select, table, text
+from sqlalchemy import column, event, func, make_url, select, table, text
 from sqlalchemy.exc import DBAPIError
 
 from think_celery.clock import SystemClock
 from think_celery.store.database import Database, Tx
-from think_celery.store.engines import is_away
+from think_celery.store.engines import MOST_CONNECTIONS, is_away
 from think_celery.store.statements import Statement
 
 WAYS = ("transact", "single", "read")
@@ -189,3 +189,27 @@ def test_an_error_elsewhere_costs_no_connection(pg: Database):
             getattr(pg, way)(lambda tx: [tx.execute(text("SELECT 1")), {}["nothing"]])
 
     assert backend(pg) == before
+
+
+# --- how many -------------------------------------------------------------------------------------
+
+
+def test_those_that_are_needed_at_once_are_kept(pg: Database):
+    """Turns that store at the same moment, again and again, open each connection once; one more waits for its turn."""
+    opened: list[object] = []
+    event.listen(pg.engine, "connect", lambda connection, record: opened.append(connection))
+    together = threading.Barrier(MOST_CONNECTIONS)
+
+    def store(tx: Tx) -> None:
+        tx.execute(text("SELECT 1"))
+        together.wait(10)
+
+    for _ in range(3):
+        threads = [threading.Thread(target=pg.transact, args=(store,)) for _ in range(MOST_CONNECTIONS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert len(opened) <= MOST_CONNECTIONS
+    assert pg.engine.pool.checkedout() == 0

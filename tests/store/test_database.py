@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, make_url, select, text, update
+from sqlalchemy import Engine, create_engine, make_url, select, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from think_celery.clock import SystemClock
@@ -317,6 +317,28 @@ class TestWriters:
         assert level == "read committed"
 
 
+class TestOpening:
+    def test_whoever_comes_meanwhile_is_not_given_an_engine_that_commits_nothing(self, pg, monkeypatch):
+        """Threads begin with their first statements at one moment; one that commits by itself is kept in all."""
+        options, others = Engine.execution_options, []
+
+        def while_another_comes(engine, **given):
+            made, number = options(engine, **given), len(others)
+            others.append(threading.Thread(target=lambda: pg.single(lambda tx: add(tx, f"other {number}"))))
+            others[-1].start()
+            others[-1].join(0.3)  # at most: where it waits for the one who opens, it goes on after that
+            return made
+
+        monkeypatch.setattr(Engine, "execution_options", while_another_comes)
+        pg.single(lambda tx: add(tx, "first"))
+        for other in others:
+            other.join()
+        kept = pg.read(lambda tx: tx.execute(select(agents.c.id)).scalars().all())
+
+        assert sorted(kept) == ["first", *(f"other {number}" for number in range(len(others)))]
+        assert others
+
+
 class TestDeadConnections:
     """FR-13: the database restarted, or closed connections that were idle."""
 
@@ -440,6 +462,48 @@ class TestForks:
         writer.join()
         assert codes == [0]
         assert epoch(db, "a") == 2
+        db.dispose()
+
+    def test_nor_is_one_opened_while_it_forks(self, sqlite_url, monkeypatch):
+        """A thread that comes to the file in that moment waits, or the fork does: a child that has inherited a lock as
+        held would write beside whoever writes."""
+        db = Database(sqlite_url, SystemClock())
+        db.transact(lambda tx: add(tx, "a"))
+        connect, dispose = Engine.connect, Engine.dispose
+        comes, closed, inside, go_on = (threading.Event() for _ in range(4))
+
+        def late(engine):
+            comes.set()
+            closed.wait(0.5)  # at most: where the fork waits for this one, it closes nothing before
+            return connect(engine)
+
+        def and_wait(engine, **given):
+            dispose(engine, **given)
+            closed.set()
+            inside.wait(0.5)
+
+        def slow(tx):
+            increment(tx)
+            inside.set()
+            go_on.wait(0.5)
+
+        def child(number):
+            opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+            os._exit(3 if any(path.startswith(db.url.database) for path in opened) else 0)
+
+        monkeypatch.setattr(Engine, "connect", late)
+        monkeypatch.setattr(Engine, "dispose", and_wait)
+        writer = threading.Thread(target=db.transact, args=(slow,))
+        writer.start()
+        comes.wait(10)
+
+        codes = in_children(1, child)
+
+        go_on.set()
+        writer.join()
+        monkeypatch.undo()
+        assert codes == [0]
+        assert epoch(db, "a") == 1
         db.dispose()
 
     def test_what_prepares_an_engine_is_asked_again_in_a_child(self, db, database_url):

@@ -10,18 +10,24 @@ from sqlalchemy import Table, bindparam, select
 
 from think_celery.states import (
     INTERACTION_MOVES,
+    JOB_MOVES,
     OUTBOX_MOVES,
+    SLOT_MOVES,
     STEP_MOVES,
     SUBMISSION_MOVES,
     WORKFLOW_MOVES,
+    WORKFLOW_RESTARTS,
     InteractionStatus,
+    JobStatus,
     OutboxStatus,
+    SlotStatus,
     StepStatus,
     SubmissionStatus,
     WorkflowStatus,
     is_terminal,
 )
-from think_celery.store import submissions, tables, workflows
+from think_celery.store import outbox, schedule_tables, submissions, tables, workflows
+from think_celery.store.leases import Lease
 from think_celery.store.moves import move, moved, moving
 
 WANTED = tables.submissions.c.id == bindparam("wanted")
@@ -60,6 +66,17 @@ def workflow(name: str) -> dict[str, object]:
     }
 
 
+def job(name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "agent_id": "a",
+        "agent_class": "A",
+        "agent_name": "x",
+        "kind": "queue",
+        "method": "m",
+    }
+
+
 def step(name: str) -> dict[str, object]:
     return {"workflow_key": "w", "run": 1, "step": name, "position": 0, "kind": "do"}
 
@@ -74,10 +91,17 @@ def interaction(name: str) -> dict[str, object]:
     return {"id": name, **asked, **call}
 
 
+def slot(name: str) -> dict[str, object]:
+    return {"id": name, "schedule_id": name, "scheduled_for": NOW}
+
+
 NOUNS = [
     pytest.param(tables.submissions, "id", submission, SubmissionStatus, SUBMISSION_MOVES, id="submission"),
     pytest.param(tables.workflows, "key", workflow, WorkflowStatus, WORKFLOW_MOVES, id="workflow"),
+    pytest.param(tables.jobs, "id", job, JobStatus, JOB_MOVES, id="job"),
+    pytest.param(tables.workflows, "key", workflow, WorkflowStatus, WORKFLOW_RESTARTS, id="restart"),
     pytest.param(tables.steps, "step", step, StepStatus, STEP_MOVES, id="step"),
+    pytest.param(schedule_tables.slots, "id", slot, SlotStatus, SLOT_MOVES, id="slot"),
     pytest.param(tables.outbox, "id", news, OutboxStatus, OUTBOX_MOVES, id="outbox"),
     pytest.param(
         tables.interactions, "id", interaction, InteractionStatus, INTERACTION_MOVES, id="interaction"
@@ -157,6 +181,19 @@ def test_waking_makes_listed_moves_only(db, status):
     assert (row.status != status) == (status == WorkflowStatus.WAITING)
 
 
+@pytest.mark.parametrize("wanted", [None, NOW])
+def test_seizing_makes_listed_moves_only(db, wanted):
+    """`workflows.seize` takes a run from its holder; one that shall pause is paused with that."""
+    values = {"process_id": "p", "token": 3, "pause_at": wanted}
+    insert(db, tables.workflows, {**workflow("w"), **values}, WorkflowStatus.RUNNING)
+    lease = Lease(kind="workflow", key="w", process_id="p", token=3)
+
+    row = db.transact(lambda tx: workflows.seize(tx, lease))
+
+    assert row.status == ("running" if wanted is None else "paused")
+    assert row.status in WORKFLOW_MOVES[WorkflowStatus.RUNNING]
+
+
 @pytest.mark.parametrize("status", SubmissionStatus)
 def test_ending_all_makes_listed_moves_only(db, status):
     """`submissions.end_all` ends what is not at its end; what it moves, `states.py` lists."""
@@ -168,6 +205,25 @@ def test_ending_all_makes_listed_moves_only(db, status):
     assert all(
         row.status in SUBMISSION_MOVES[status] and is_terminal(SubmissionStatus(row.status)) for row in ended
     )
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("status", OutboxStatus)
+def test_delivering_at_once_makes_listed_moves_only(db, status, there):
+    """`outbox.deliver` settles what is pending, to one of two ends (on SQLite nothing); `states.py` lists them."""
+    insert(db, tables.outbox, news("n") | {"workflow_key": "w", "payload": "1"}, status)
+    if there:
+        insert(db, tables.workflows, workflow("w"), WorkflowStatus.WAITING)
+
+    found = db.single(lambda tx: outbox.deliver(tx, "n"))
+
+    row = db.read(lambda tx: outbox.get(tx, "n"))
+    if status != OutboxStatus.PENDING or not db.on_postgres:
+        assert (found, row.status, row.payload) == (None, status, "1")
+        return
+    assert row.status == found.became == (OutboxStatus.DELIVERED if there else OutboxStatus.DROPPED)
+    assert row.status in OUTBOX_MOVES[status]
+    assert (found.status, row.payload) == ("queued" if there else None, None)
 
 
 def test_of_racing_calls_exactly_one_wins(db):

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import bindparam, event, select, text, update
+from sqlalchemy import Select, bindparam, event, func, literal, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from think_celery.clock import SystemClock
@@ -15,6 +15,7 @@ NOW = datetime(2027, 1, 1, tzinfo=UTC)
 OWN = {"agent_class": "A", "name": "a"}
 INSERT = insert_new(agents, epoch=0, created_at=now())
 EPOCH = select(agents.c.epoch).where(agents.c.id == bindparam("agent"))
+SEVEN = select(literal(7) + func.coalesce(literal(None), 0).label("nothing"))
 NEXT = update(agents).where(agents.c.id == bindparam("agent")).values(epoch=agents.c.epoch + 1)
 
 
@@ -94,6 +95,42 @@ class TestParameters:
         row = stopped.transact(lambda tx: tx.execute(new, {"id": "a", **OWN}).one())
 
         assert tuple(row) == ("a",)
+
+
+class TestCompiledOnce:
+    """Tests of users have a database each; what they wait for is not the same statements, compiled again."""
+
+    def compiles(self, monkeypatch):
+        """The names of the kinds of dialect for which something is compiled from now on."""
+        seen = []
+        compile_with = Select._compiler
+
+        def noted(statement, dialect, **options):
+            seen.append(dialect.name)
+            return compile_with(statement, dialect, **options)
+
+        monkeypatch.setattr(Select, "_compiler", noted)
+        return seen
+
+    def answers(self, url):
+        """Run one statement in a `Database` of its own."""
+        database = Database(url, SystemClock())
+        value = database.read(lambda tx: tx.execute(SEVEN).scalar_one())
+        database.dispose()
+        return value
+
+    def test_for_all_databases_of_a_kind(self, monkeypatch, tmp_path):
+        """Three files of SQLite's have one compilation."""
+        seen = self.compiles(monkeypatch)
+        assert [self.answers(f"sqlite:///{tmp_path / name}.db") for name in "abc"] == [7, 7, 7]
+        assert seen == ["sqlite"]
+
+    def test_and_once_more_for_another_kind(self, monkeypatch, tmp_path, postgres_url):
+        """PostgreSQL is not given what was compiled for SQLite."""
+        self.answers(f"sqlite:///{tmp_path / 'a'}.db")
+        seen = self.compiles(monkeypatch)
+        assert [self.answers(postgres_url), self.answers(postgres_url)] == [7, 7]
+        assert seen == ["postgresql"]
 
 
 class TestSingle:

@@ -1,5 +1,5 @@
-"""The command line, ``think-celery``."""
+"""The command line, ``think-celery``, and the same as ``celery think``."""
 
-from think_celery.cli.main import main
+from think_celery.cli.main import main, think
 
-__all__ = ["main"]
+__all__ = ["main", "think"]

@@ -4,18 +4,21 @@ from typing import Any
 
 import click
 
-from think_celery.cli.common import (
-    Failure,
-    Group,
+from think_celery.cli.common import Failure, Group, runtime_of
+from think_celery.cli.options import (
+    App,
+    agent_argument,
+    agents_of,
     app_options,
+    be_sure,
     json_option,
-    print_fields,
-    print_json,
-    print_table,
-    runtime_of,
+    limit_option,
+    yes_option,
 )
-from think_celery.domain import interactions, starts, usage
-from think_celery.domain.pages import MAX_PAGE
+from think_celery.cli.printing import Column, print_list, print_one
+from think_celery.domain.agents import removal, starts
+from think_celery.domain.conversation import interactions
+from think_celery.domain.turns import usage
 from think_celery.ids import AgentRef
 from think_celery.plain import plain_value
 from think_celery.runtime import Runtime
@@ -30,79 +33,99 @@ def agents() -> None:
 
 @agents.command("list")
 @click.option("--class", "agent_class", metavar="CLASS", help="Only this class's.")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True)
+@limit_option
 @app_options
 @json_option
 def list_(
-    agent_class: str | None, limit: int, app: str | None, database_url: str | None, as_json: bool
+    agent_class: str | None, limit: int, app: App | None, database_url: str | None, as_json: bool
 ) -> None:
     """List agents, newest first. One is there from its first turn, or from its start."""
     rt = runtime_of(app, database_url)
     found = rt.db.read(lambda tx: rows.find(tx, agent_class=agent_class, limit=limit))
-    if as_json:
-        print_json([_as_dict(row) for row in found])
-        return
-    print_table(
-        ["class", "name", "since", "state changed", "started", "on_start failed"],
-        [
-            (
-                row.agent_class,
-                row.name,
-                row.created_at,
-                row.state_version,
-                row.started_version,
-                row.start_error_type,
-            )
-            for row in found
-        ],
-        nothing="There are no such agents.",
-    )
+    columns: list[Column] = [
+        ("class", "agent_class"),
+        "name",
+        ("since", "created_at"),
+        ("state changed", "state_version"),
+        ("started", "started_version"),
+        ("start failed", "start_error_type"),
+    ]
+    print_list(map(_as_dict, found), columns, as_json, nothing="There are no such agents.", limit=limit)
 
 
 @agents.command()
-@click.argument("agent_class", metavar="CLASS")
-@click.argument("name")
+@agent_argument
 @app_options
 @json_option
-def show(agent_class: str, name: str, app: str | None, database_url: str | None, as_json: bool) -> None:
+def show(agent: AgentRef, app: App | None, database_url: str | None, as_json: bool) -> None:
     """Show one agent: its state, its turn in hand or the next one, how it started, and the tokens it used."""
-    rt = runtime_of(app, database_url)
-    agent = AgentRef(agent_class, name)
-    told = _told(rt, agent)
-    if as_json:
-        print_json(told)
-        return
-    print_fields(told)
+    print_one(_told(runtime_of(app, database_url), agent), as_json)
 
 
 @agents.command()
-@click.argument("agent_class", metavar="[CLASS NAME]", required=False)
-@click.argument("name", metavar="", required=False)
+@agent_argument
+@click.option("--messages", is_flag=True, help="Empty its conversation, too.")
+@yes_option
 @app_options
-def start(agent_class: str | None, name: str | None, app: str | None, database_url: str | None) -> None:
-    """Start an agent, or, without names, every agent that a class's `autostart` names.
-
-    Its row is stored, and a worker runs its `on_start` soon, unless this version of the class has started. Needs
-    --app: the classes must be known.
-    """
-    if agent_class is not None and name is None:
-        raise click.UsageError("Give the agent's class and its name, or neither.")
+def reset(agent: AgentRef, messages: bool, yes: bool, app: App | None, database_url: str | None) -> None:
+    """End every turn of an agent that has not ended. Its conversation stays, unless --messages is given."""
     rt = runtime_of(app, database_url)
-    if agent_class is not None and name is not None:
-        started = [AgentRef(agent_class, name)]
-        starts.start(rt, started[0])
-    else:
-        started = starts.start_declared(rt)
+    _must_exist(rt, agent)
+    be_sure(f"End the turns of {agent}{' and delete its messages' if messages else ''}?", yes)
+    ended = removal.clear_messages(rt, agent) if messages else removal.reset_turn_state(rt, agent)
+    click.echo(f"{ended} {'turn was' if ended == 1 else 'turns were'} ended.")
+
+
+@agents.command()
+@agent_argument
+@yes_option
+@app_options
+def destroy(agent: AgentRef, yes: bool, app: App | None, database_url: str | None) -> None:
+    """Remove an agent: messages, state, turns and jobs, schedules, approvals, usage. Can't be undone.
+
+    Its workflows are not ended. Given work again, it begins anew.
+    """
+    rt = runtime_of(app, database_url)
+    _must_exist(rt, agent)
+    be_sure(f"Remove all that there is of {agent}?", yes)
+    removal.destroy(rt, agent)
+    click.echo(f"{agent} is gone.")
+
+
+@agents.command()
+@click.argument(
+    "names", nargs=-1, metavar="[CLASS:NAME]...", callback=lambda ctx, param, given: agents_of(given)
+)
+@click.option("every", "--all", is_flag=True, help="Every agent that a class names in `autostart`.")
+@app_options
+def start(names: list[AgentRef], every: bool, app: App | None, database_url: str | None) -> None:
+    """Start agents: those named, or all that `autostart` names.
+
+    Each one's row is stored, and a worker runs its `on_start` soon, unless this version of the class has started. The
+    tasks that its class declares are brought up to date. Needs --app: the classes must be known.
+    """
+    if bool(names) == every:
+        raise click.UsageError("Name agents, CLASS:NAME, or start --all that `autostart` names.")
+    rt = runtime_of(app, database_url)
+    for agent in names:
+        starts.start(rt, agent)
+    started = starts.start_declared(rt) if every else names
     for agent in started:
         click.echo(f"{agent} is there.")
     if not started:
         click.echo("No class names an agent in `autostart`.")
 
 
-def _told(rt: Runtime, agent: AgentRef) -> dict[str, Any]:
+def _must_exist(rt: Runtime, agent: AgentRef) -> tuple[Any, Any]:
+    """Its row, and the head of its line."""
     row, head = rt.db.read(lambda tx: (rows.get(tx, agent.id), heads.head(tx, agent.id)))
     if row is None or (row.destroyed_at is not None and head is None):
         raise Failure(f"There is no agent {agent}. See: think-celery agents list")
+    return row, head
+
+
+def _told(rt: Runtime, agent: AgentRef) -> dict[str, Any]:
+    row, head = _must_exist(rt, agent)
     used, calls = usage.of_agent(rt, agent), interactions.pending(rt, agent)
     return {
         **_as_dict(row),

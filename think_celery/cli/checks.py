@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 from think_celery.cli.common import Given
 from think_celery.clock import Clock
-from think_celery.domain import advance, knocks, takeover
+from think_celery.domain import knocks
+from think_celery.domain.jobs import jobattempts
+from think_celery.domain.turns import takeover
+from think_celery.domain.workflows import advance
 from think_celery.ids import AgentRef, WorkflowRef
-from think_celery.inspection import Worker, Workers
 from think_celery.store import health as rows
-from think_celery.store import migrate, processes
+from think_celery.store import jobhealth, migrate, processes
 from think_celery.store.database import Database
+from think_celery.worker.inspection import Worker, Workers
 
 PASSES = (processes.LIVENESS, "work")
 """The kinds of passes that every worker makes, once a second."""
@@ -106,9 +109,9 @@ def passes(db: Database) -> list[Finding]:
         return [problem("ticks", "No worker has ever looked after this database. Start a worker.")]
     kind, at = min(((kind, last[kind]) for kind in PASSES), key=lambda pair: pair[1])
     if now - at <= SILENT:
-        return [ok("ticks", f"Workers look after what is due or lost; the last look is {_ago(now, at)} old.")]
+        return [ok("ticks", f"Workers look after what is due or lost; the last look is {ago(now, at)} old.")]
     text = (
-        f"No worker has looked after what is due or lost for {_ago(now, at)} (pass {kind!r}). Start a worker."
+        f"No worker has looked after what is due or lost for {ago(now, at)} (pass {kind!r}). Start a worker."
     )
     return [problem("ticks", text)]
 
@@ -145,27 +148,29 @@ class _Group:
 
 def waiting(db: Database, workers: Workers, given: Given) -> list[Finding]:
     """What waits for a worker, and which of it waits in vain."""
-    now, turns, runs, news = db.read(
+    now, turns, runs, jobs, news = db.read(
         lambda tx: (
             rows.now(tx),
             rows.waiting_turns(tx, LATE),
             rows.waiting_runs(tx, LATE),
+            jobhealth.waiting_jobs(tx, LATE),
             rows.waiting_news(tx, LATE),
         )
     )
     groups = [
         *(_of_turns(row, workers) for row in turns),
         *(_of_runs(row, workers) for row in runs),
+        *(_of_jobs(row, workers) for row in jobs),
         *(_of_news(row, workers) for row in news),
     ]
     found = [finding for group in groups if (finding := _why(group, workers, now, given)) is not None]
     total = sum(group.row.count for group in groups)
-    return found or [ok("waiting", f"{_count(total, 'row')} for a worker, none of them in vain.")]
+    return found or [ok("waiting", f"{count(total, 'row')} for a worker, none of them in vain.")]
 
 
 def _of_turns(row: Any, workers: Workers) -> _Group:
     return _Group(
-        what=f"{_count(row.count, 'turn')} of {row.agent_class}",
+        what=f"{count(row.count, 'turn')} of {row.agent_class}",
         queue=row.queue or workers.route(knocks.RUN_SUBMISSION),
         row=row,
         serves=lambda worker: row.agent_class in worker.agents,
@@ -175,23 +180,38 @@ def _of_turns(row: Any, workers: Workers) -> _Group:
 
 def _of_runs(row: Any, workers: Workers) -> _Group:
     def serves(worker: Worker) -> bool:
-        return worker.workflows.get(row.workflow) == row.version and row.agent_class in worker.agents
+        return row.version in worker.workflows.get(row.workflow, ()) and row.agent_class in worker.agents
 
     return _Group(
-        what=f"{_count(row.count, 'run')} of {row.workflow}, version {row.version!r},",
+        what=f"{count(row.count, 'run')} of {row.workflow}, version {row.version!r},",
         queue=row.queue or workers.route(knocks.ADVANCE_WORKFLOW),
         row=row,
         serves=serves,
         lacks=(
             f"has that version of {row.workflow} (and the agent {row.agent_class}). Add its module to think_imports; "
-            "where its code has a new version, keep a worker with the old code until the old runs have ended"
+            "where its code has a new version, name the old one in also_runs, or keep a worker with the old code until "
+            "the old runs have ended"
+        ),
+    )
+
+
+def _of_jobs(row: Any, workers: Workers) -> _Group:
+    called = row.agent_class if row.method is None else f"{row.agent_class}.{row.method}"
+    return _Group(
+        what=f"{count(row.count, 'call')} of {called}",
+        queue=row.queue or workers.route(knocks.RUN_JOB),
+        row=row,
+        serves=lambda worker: worker.has(row.agent_class, row.method),
+        lacks=(
+            f"has {called}. Add its module to think_imports, and restart the workers; for what a new release no "
+            "longer has, start one with the old code, or cancel the call"
         ),
     )
 
 
 def _of_news(row: Any, workers: Workers) -> _Group:
     return _Group(
-        what=f"{_count(row.count, 'piece')} of news",
+        what=f"{count(row.count, 'piece')} of news",
         queue=row.queue or workers.route(knocks.DELIVER_NEWS),
         row=row,
         serves=lambda worker: True,
@@ -203,7 +223,7 @@ def _why(group: _Group, workers: Workers, now: datetime, given: Given) -> Findin
     """Why these rows wait in vain; ``None`` where they don't."""
     row = group.row
     head = f"{group.what} {'waits' if row.count == 1 else 'wait'} in the queue {group.queue!r}"
-    tail = f" (the oldest for {_ago(now, row.oldest)}; one is {row.example})."
+    tail = f" (the oldest for {ago(now, row.oldest)}; one is {row.example})."
     if workers.answered is not None:
         listeners = workers.listening_to(group.queue)
         if not listeners:
@@ -230,12 +250,13 @@ def _why(group: _Group, workers: Workers, now: datetime, given: Given) -> Findin
 
 
 def dying(db: Database, most: int) -> list[Finding]:
-    """Turns and runs that don't come forward: at *most* attempts, or at some number of claims, they end in error."""
+    """Turns, runs and jobs that don't come forward: at *most* attempts, or some number of claims, they end in error."""
     limit = SHOWN + 1
-    turns, runs = db.read(
+    turns, runs, jobs = db.read(
         lambda tx: (
             rows.dying_turns(tx, MANY_ATTEMPTS, takeover.MAX_TAKEOVERS // 2, limit),
             rows.dying_runs(tx, MANY_ATTEMPTS, advance.MAX_TAKEOVERS // 2, limit),
+            jobhealth.dying_jobs(tx, MANY_ATTEMPTS, jobattempts.MAX_TAKEOVERS // 2, limit),
         )
     )
     told = [
@@ -248,11 +269,18 @@ def dying(db: Database, most: int) -> list[Finding]:
         _restless(f"Workflow {WorkflowRef(row.workflow, row.workflow_id)}", row, most, advance.MAX_TAKEOVERS)
         for row in runs
     ]
+    told += [
+        _restless(
+            f"Job {row.id} of {row.agent_class}({row.agent_name!r})", row, most, jobattempts.MAX_TAKEOVERS
+        )
+        for row in jobs
+    ]
     found = [warning("attempts", text) for text in told]
-    return _some(found, "attempts") or [ok("attempts", "No turn or workflow kills its workers.")]
+    return some(found, "attempts") or [ok("attempts", "No turn, workflow or job kills its workers.")]
 
 
 def _restless(name: str, row: Any, most: int, most_takeovers: int) -> str:
+    """What is said of work that does not come forward."""
     if row.attempts >= MANY_ATTEMPTS:
         return (
             f"{name} was begun {row.attempts} times in a row without progress: its workers die in it. After {most} it "
@@ -265,17 +293,17 @@ def _restless(name: str, row: Any, most: int, most_takeovers: int) -> str:
 
 
 def paused(db: Database, given: Given) -> list[Finding]:
-    """Workflows that have stopped until somebody resumes them."""
+    """Workflows that have stopped with an error until somebody resumes them."""
     found = [
         problem(
             "paused",
-            f"Workflow {WorkflowRef(row.workflow, row.workflow_id)} is paused ({row.error_type or 'no error'}). Deploy "
+            f"Workflow {WorkflowRef(row.workflow, row.workflow_id)} is paused ({row.error_type}). Deploy "
             f"code that fits its journal ({given.command(f'workflows show {_one(row)}')}), then run: "
             f"{given.command(f'workflows resume {_one(row)}')}",
         )
         for row in db.read(lambda tx: rows.paused_runs(tx, SHOWN + 1))
     ]
-    return _some(found, "paused") or [ok("paused", "No workflow is paused.")]
+    return some(found, "paused") or [ok("paused", "No workflow has stopped with an error.")]
 
 
 def _one(row: Any) -> str:
@@ -293,22 +321,22 @@ def undelivered(db: Database) -> list[Finding]:
         )
         for row in db.read(lambda tx: rows.undelivered(tx, MANY_DELIVERIES, SHOWN + 1))
     ]
-    return _some(found, "news") or [ok("news", "All news for workflows comes to its place.")]
+    return some(found, "news") or [ok("news", "All news for workflows comes to its place.")]
 
 
 def unstarted(db: Database, given: Given) -> list[Finding]:
-    """Agents whose ``on_start`` fails."""
+    """Agents whose start fails: ``on_start``, or what they declare as scheduled tasks."""
     now, failed = db.read(lambda tx: (rows.now(tx), rows.failed_starts(tx, SHOWN + 1)))
     found = [
         problem(
             "starts",
-            f"on_start of {AgentRef(row.agent_class, row.name)} failed {_ago(now, row.start_failed_at)} ago "
+            f"the start of {AgentRef(row.agent_class, row.name)} failed {ago(now, row.start_failed_at)} ago "
             f"({row.start_error_type}); it is tried again before the agent's next turn. See: "
             f"{given.command(f'agents show {shlex.quote(row.agent_class)} {shlex.quote(row.name)}')}",
         )
         for row in failed
     ]
-    return _some(found, "starts") or [ok("starts", "Every agent that was to start has started.")]
+    return some(found, "starts") or [ok("starts", "Every agent that was to start has started.")]
 
 
 # --- pings ----------------------------------------------------------------------------------------
@@ -332,7 +360,8 @@ def database_now(db: Database) -> datetime:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _some(found: list[Finding], check: str) -> list[Finding]:
+def some(found: list[Finding], check: str) -> list[Finding]:
+    """The first of these, and that there are more."""
     if len(found) <= SHOWN:
         return found
     return [*found[:SHOWN], Finding(check, found[0].level, "There are more of these.")]
@@ -344,7 +373,7 @@ def _names(things: Any) -> str:
     return ", ".join(named[:SHOWN]) + more
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
@@ -352,7 +381,7 @@ def _seconds(span: timedelta) -> str:
     return f"{span.total_seconds():.3f} s" if span < timedelta(seconds=10) else _span(span)
 
 
-def _ago(now: datetime, at: datetime) -> str:
+def ago(now: datetime, at: datetime) -> str:
     return _span(max(now - at, timedelta(0)))
 
 

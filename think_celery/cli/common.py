@@ -1,16 +1,11 @@
-"""What the commands share: whose app, how to print, how to fail."""
+"""What the commands share: whose app, how to fail. How they print is in ``printing``, their options in ``options``."""
 
-import json
 import os
 import shlex
-import shutil
 import sqlite3
-import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -18,12 +13,11 @@ from celery import Celery
 from celery.app.utils import find_app
 
 from think_celery.app import ThinkCelery
+from think_celery.cli.options import App, through_celery
 from think_celery.errors import ConfigurationError, InvalidValue, ThinkError
 from think_celery.memory import default_to_memory
 from think_celery.runtime import Runtime
 from think_celery.store.database import is_away
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Group(click.Group):
@@ -93,46 +87,39 @@ def failure_of(error: ThinkError) -> Failure:
 # --- whose app ------------------------------------------------------------------------------------
 
 
-def app_options(command: F) -> F:
-    """Add ``--app`` and ``--database-url``."""
-    command = click.option(
-        "--database-url",
-        metavar="URL",
-        help="The database; else the setting think_database_url, else sqlite:///think.db.",
-    )(command)
-    return click.option(
-        "-A", "--app", metavar="MODULE", help="Your Celery app, such as proj.app; its settings are used."
-    )(command)
-
-
-def json_option(command: F) -> F:
-    """Add ``--json``."""
-    return click.option("as_json", "--json", is_flag=True, help="Print JSON, for programs.")(command)
-
-
 @dataclass(frozen=True, slots=True)
 class Given:
     """The app and the database that a command was given, for the commands that it tells its reader to run."""
 
-    app: str | None = None
+    app: App | None = None
     database_url: str | None = None
+    celery: bool = field(default_factory=through_celery)
 
     def command(self, words: str) -> str:
         """``think-celery`` with these *words* and the same options, to be typed as it is printed.
 
-        A URL with a password is not printed; it is said that it belongs there.
+        Or ``celery … think``, where that was typed. A URL with a password is not printed; it is said that it
+        belongs there.
         """
-        named = [] if self.app is None else ["-A", shlex.quote(self.app)]
+        option = [] if self.app is None else ["-A", self.app_name]
+        command = ["celery", *option, "think", words] if self.celery else ["think-celery", words, *option]
+        named = []
         if self.database_url is not None and _is_secret(self.database_url):
             named += ["(with the same --database-url)"]
         elif self.database_url is not None:
             named += ["--database-url", shlex.quote(self.database_url)]
-        return " ".join(["think-celery", words, *named])
+        return " ".join([*command, *named])
 
     def worker(self, *queues: str) -> str:
         """The command that starts a worker of this app, for these queues or those of its settings."""
-        app = "YOUR_APP" if self.app is None else shlex.quote(self.app)
-        return f"celery -A {app} worker" + (f" -Q {shlex.quote(','.join(queues))}" if queues else "")
+        return f"celery -A {self.app_name} worker" + (
+            f" -Q {shlex.quote(','.join(queues))}" if queues else ""
+        )
+
+    @property
+    def app_name(self) -> str:
+        """The app's name, for a command that names it."""
+        return shlex.quote(self.app) if isinstance(self.app, str) else "YOUR_APP"
 
 
 def _is_secret(url: str) -> bool:
@@ -144,15 +131,15 @@ def _is_secret(url: str) -> bool:
     return not parts.scheme or parts.password is not None or bool(parts.query)
 
 
-def celery_app(name: str) -> Celery:
-    """The user's Celery app of that name.
+def celery_app(name: App) -> Celery:
+    """The user's Celery app of that name, or that app.
 
     Raises:
         Unusable: There is none.
         Unsound: Its configuration can't be loaded.
     """
     try:
-        found = find_app(name)
+        found = find_app(name) if isinstance(name, str) else name
     except Exception as error:  # whatever the user's module raises while it is imported
         raise Unusable(
             f"--app {name}: the Celery app can't be loaded: {_reason(name, error)}. Name a module that can be "
@@ -170,8 +157,8 @@ def celery_app(name: str) -> Celery:
     return found
 
 
-def _reason(name: str, error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
+def _reason(name: App, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and str(name).startswith(error.name):
         return "there is no such module"
     return _raised(error)
 
@@ -181,10 +168,12 @@ def _raised(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({raised_in.filename}, line {raised_in.lineno})"
 
 
-def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
+def think_of(app: App | None, database_url: str | None) -> ThinkCelery:
     """The user's app with its agents, or a bare one where none was named; *database_url* wins over settings."""
     if app is not None:
         celery = celery_app(app)
+        if database_url is None:
+            _check_wired(app, celery)
     else:
         celery = Celery("think_celery_cli", set_as_current=False)
         default_to_memory(celery)
@@ -202,6 +191,24 @@ def think_of(app: str | None, database_url: str | None) -> ThinkCelery:
     if app is not None:
         _import_modules(think)
     return think
+
+
+def _check_wired(app: App, celery: Celery) -> None:
+    """Make sure that the app has a ThinkCelery: one made here would look into a database that nobody has named.
+
+    Raises:
+        Unusable: It has none, nor do the modules that a worker of it imports make one.
+    """
+    if not isinstance(getattr(celery, "think", None), ThinkCelery):
+        try:
+            celery.loader.import_default_modules()
+        except Exception as error:  # whatever a user's module raises
+            raise Unusable(f"--app {app}: {_raised(error)}. Workers don't start so.") from error
+    if not isinstance(getattr(celery, "think", None), ThinkCelery):
+        raise Unusable(
+            f"--app {app}: this Celery app has no ThinkCelery, so it names no database. Write behind it: "
+            "from think_celery import ThinkCelery; think = ThinkCelery(app). Or name a database with --database-url."
+        )
 
 
 def _import_modules(think: ThinkCelery) -> None:
@@ -231,9 +238,17 @@ def _broken_import(think: ThinkCelery) -> str:
     return "A module of the app"
 
 
-def runtime_of(app: str | None, database_url: str | None) -> Runtime:
-    """The runtime of :func:`think_of`, to look into a database that is there."""
-    return look_into(think_of(app, database_url), Given(app, database_url))
+def runtime_of(app: App | None, database_url: str | None) -> Runtime:
+    """The runtime of :func:`think_of`, to look into a database that is there.
+
+    Where neither an app nor a database is named, whoever looks is told which one that is.
+    """
+    rt = look_into(think_of(app, database_url), Given(app, database_url))
+    context = click.get_current_context(silent=True)
+    if app is None and database_url is None and context and not context.params.get("as_json", True):
+        url = rt.db.url.set(query={}).render_as_string(hide_password=True)
+        click.echo(f"No app is named with -A, so this is of {url}.", err=True)
+    return rt
 
 
 def look_into(think: ThinkCelery, given: Given) -> Runtime:
@@ -255,61 +270,3 @@ def missing_file(url: Any) -> str | None:
     """The path of a SQLite database that is not there."""
     path = url.database if url.get_backend_name() == "sqlite" else None
     return path if path and not path.startswith("file:") and not os.path.exists(path) else None
-
-
-# --- printing -------------------------------------------------------------------------------------
-
-
-def as_plain(value: Any) -> Any:
-    """A value of a row for JSON: times as ISO texts."""
-    return value.isoformat() if isinstance(value, datetime) else value
-
-
-def print_json(value: Any) -> None:
-    """Print one JSON value, indented."""
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2, default=as_plain))
-
-
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str) -> None:
-    """Print rows in columns, or *nothing* where there are none.
-
-    The last column may be long: on a terminal it is cut where a line of it ends, elsewhere it is whole.
-    """
-    texts = [[shown(cell) for cell in row] for row in rows]
-    if not texts:
-        click.echo(nothing)
-        return
-    widths = [max(len(row[at]) for row in [list(heads), *texts]) for at in range(len(heads) - 1)]
-    for row in [list(heads), *texts]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        click.echo(_cut("  ".join([*cells, row[-1]]).rstrip(), sum(widths) + 2 * len(widths)))
-
-
-LEAST_OF_LAST_COLUMN = 20
-
-
-def _cut(line: str, before_last: int) -> str:
-    """A line that fits the terminal, but shows a piece of the last column at least."""
-    if not sys.stdout.isatty():
-        return line
-    room = max(shutil.get_terminal_size().columns, before_last + LEAST_OF_LAST_COLUMN)
-    return line if len(line) <= room else line[: room - 1] + "…"
-
-
-def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print names and values, one a line; what is not set is left out."""
-    told = {name: shown(value) for name, value in fields.items() if value is not None and value != ""}
-    width = max(map(len, told), default=0)
-    for name, text in told.items():
-        click.echo(f"{name.ljust(width)}  {text}")
-
-
-def shown(value: Any) -> str:
-    """A value for a reader, on one line."""
-    if value is None:
-        return ""
-    if isinstance(value, datetime):
-        return value.astimezone().isoformat(" ", "seconds").replace("+00:00", "Z")
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
-    return " ".join(str(value).split())

@@ -7,13 +7,12 @@ from think_celery.cli.common import (
     Given,
     Group,
     Unusable,
-    app_options,
-    json_option,
     look_into,
     missing_file,
-    print_json,
     think_of,
 )
+from think_celery.cli.options import App, app_options, json_option
+from think_celery.cli.printing import print_json
 from think_celery.clock import SystemClock
 from think_celery.domain import tick as ticks
 from think_celery.memory import is_in_memory
@@ -28,7 +27,7 @@ def db() -> None:
 
 @db.command()
 @app_options
-def upgrade(app: str | None, database_url: str | None) -> None:
+def upgrade(app: App | None, database_url: str | None) -> None:
     """Bring the schema to the version that this package needs. Any number of processes may do so at once."""
     database = think_of(app, database_url).runtime.db
     migrate.upgrade(database.url)
@@ -41,7 +40,7 @@ def upgrade(app: str | None, database_url: str | None) -> None:
 @app_options
 @json_option
 @click.pass_context
-def current(ctx: click.Context, app: str | None, database_url: str | None, as_json: bool) -> None:
+def current(ctx: click.Context, app: App | None, database_url: str | None, as_json: bool) -> None:
     """Show the schema's version; exits with 1 if it is too old."""
     found, needed = _version(think_of(app, database_url).runtime.db), migrate.head()
     enough = found is not None and found >= needed
@@ -72,7 +71,7 @@ def _version(database: Database) -> str | None:
 @click.command()
 @app_options
 @json_option
-def tick(app: str | None, database_url: str | None, as_json: bool) -> None:
+def tick(app: App | None, database_url: str | None, as_json: bool) -> None:
     """Look once after what is due or lost, and knock for it. Workers do this by themselves each second."""
     think = think_of(app, database_url)
     rt = look_into(think, Given(app, database_url))

@@ -73,6 +73,9 @@ def demo(
     (.md, .txt, one report each); without any, the reports that come with the package, or those that lie in
     --state already.
 
+    Reports of high severity need approval, as a person would give it in a real app: on a terminal the demo asks you,
+    elsewhere, or with --approve, it decides itself.
+
     Kill it at any moment, even with kill -9, and start it again with the same --state: it goes on where
     it was.
     """

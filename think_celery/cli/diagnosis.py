@@ -8,18 +8,19 @@ from typing import Generic, TypeVar
 from celery import Celery
 from kombu import Connection
 
-from think_celery import brokers, inspection
+from think_celery import brokers
 from think_celery.app import ThinkCelery
-from think_celery.cli import checks
+from think_celery.cli import checks, jobchecks, schedulechecks
 from think_celery.cli.checks import Finding, ok, problem, warning
 from think_celery.cli.common import Given, missing_file
 from think_celery.clock import SystemClock
 from think_celery.domain import knocks
 from think_celery.errors import ThinkError
-from think_celery.inspection import Worker, Workers
 from think_celery.memory import is_in_memory
 from think_celery.runtime import agent_classes, workflow_classes
 from think_celery.store.database import Database, is_away
+from think_celery.worker import inspection
+from think_celery.worker.inspection import Worker, Workers
 
 T = TypeVar("T")
 
@@ -140,6 +141,16 @@ class Diagnosis:
             db.dispose()
         return self._findings
 
+    def of_beat(self) -> list[Finding]:
+        """What the database says of who fires schedules, and nothing else."""
+        db = self._database(_clock.elapsed() + FIRST_LOOK_SECONDS)
+        if db is not None:
+            self._findings += checked(
+                "schedules", ROWS_SECONDS, lambda: schedulechecks.looked_at(db, self._given)
+            )
+            db.dispose()
+        return self._findings
+
     def _add(self, check: str, seconds: float, look: Callable[[], list[Finding]]) -> bool:
         """Make a check, and say whether it found no problem."""
         found = _found(check, seconds, look)
@@ -174,8 +185,13 @@ class Diagnosis:
             "waiting": lambda: checks.waiting(db, workers, self._given),
             "attempts": lambda: checks.dying(db, self._think.runtime.settings.max_attempts),
             "paused": lambda: checks.paused(db, self._given),
+            "fibers": lambda: jobchecks.interrupted(db, self._given),
             "news": lambda: checks.undelivered(db),
             "starts": lambda: checks.unstarted(db, self._given),
+            "schedules": lambda: [
+                *schedulechecks.fired(db, self._given),
+                *schedulechecks.unserved(db, workers),
+            ],
         }
         for check, look in looks.items():
             self._add(check, ROWS_SECONDS, lambda look=look: Attempt(look).result(until))  # type: ignore[misc]

@@ -8,23 +8,22 @@ import click
 from celery import Celery
 
 from think_celery import providers
-from think_celery.agent import Think
+from think_celery.agents.think import Think
 from think_celery.app import ThinkCelery
 from think_celery.cli.checks import Finding, ok, problem, warning
 from think_celery.cli.common import (
     Failure,
     Given,
     Unsound,
-    app_options,
     celery_app,
-    json_option,
-    print_json,
     think_of,
 )
 from think_celery.cli.diagnosis import Diagnosis, checked, reach
+from think_celery.cli.options import App, app_options, json_option
+from think_celery.cli.printing import print_json
 from think_celery.clock import SystemClock
-from think_celery.domain.lineup import in_order
-from think_celery.domain.modelcheck import check_model
+from think_celery.domain.turns.fallback import in_order
+from think_celery.domain.turns.modelcheck import check_model
 from think_celery.errors import ModelError, ThinkError
 from think_celery.memory import default_to_memory
 from think_celery.runtime import agent_classes
@@ -44,6 +43,11 @@ _clock = SystemClock()
     help="Look at this worker alone, such as celery@host: for the health check of its container.",
 )
 @click.option(
+    "--beat",
+    is_flag=True,
+    help="Look at schedules alone, whether somebody fires them: for the health check of a beat's container.",
+)
+@click.option(
     "--model",
     metavar="NAME",
     help="Look at this model alone, such as openai/gpt-5-mini: whether it can answer a step.prompt.",
@@ -51,10 +55,11 @@ _clock = SystemClock()
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    app: str | None,
+    app: App | None,
     database_url: str | None,
     as_json: bool,
     worker: str | None,
+    beat: bool,
     model: str | None,
 ) -> None:
     """Say what is wrong, and what to do about it; within ten seconds, whatever hangs.
@@ -70,6 +75,10 @@ def doctor(
         found = [each for each in found if each.level == "problem"] or checked(
             "model", MODEL_SECONDS, lambda: _look_at_model(model, think.runtime.settings)
         )
+    elif beat:
+        found = [each for each in found if each.level == "problem"] or Diagnosis(
+            think, Given(app, database_url)
+        ).of_beat()
     elif _is_usable(think):
         if app is not None and worker is None:
             found += _look_at_classes(think.runtime.settings)
@@ -90,7 +99,7 @@ def lines(found: Sequence[Finding]) -> list[str]:
     return [f"{each.level:<7}  {each.check:<{width}}  {' '.join(each.text.split())}" for each in found]
 
 
-def _wired(app: str | None, database_url: str | None) -> tuple[ThinkCelery | None, list[Finding]]:
+def _wired(app: App | None, database_url: str | None) -> tuple[ThinkCelery | None, list[Finding]]:
     """The app with its settings and modules; a fault in those is a finding like any other."""
     try:
         return think_of(app, database_url), [ok("settings", "All settings are valid.")]

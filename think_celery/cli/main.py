@@ -1,4 +1,4 @@
-"""``think-celery`` and its commands."""
+"""``think-celery`` and its commands; ``celery think``, by the entry point ``celery.commands``, has the same."""
 
 from importlib.metadata import version
 
@@ -10,6 +10,10 @@ from think_celery.cli.database import db, tick
 from think_celery.cli.demo import demo
 from think_celery.cli.dev import dev
 from think_celery.cli.doctor import doctor
+from think_celery.cli.export import export
+from think_celery.cli.jobs import jobs
+from think_celery.cli.outbox import outbox
+from think_celery.cli.schedules import schedules
 from think_celery.cli.submissions import submissions
 from think_celery.cli.workflows import workflows
 
@@ -23,5 +27,12 @@ def main() -> None:
     """
 
 
-for command in (demo, dev, doctor, db, tick, agents, submissions, workflows):
+for command in (demo, dev, doctor, db, tick, agents, submissions, workflows, jobs, schedules, outbox):
     main.add_command(command)
+
+workflows.add_command(export)
+
+
+@click.group(cls=Group, commands=main.commands, context_settings=main.context_settings)
+def think() -> None:
+    """Agents, submissions, workflows: the commands of think-celery, for the app that -A names."""

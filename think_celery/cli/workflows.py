@@ -1,29 +1,37 @@
 """``think-celery workflows``."""
 
 import json
+import shlex
 from typing import Any
 
 import click
 
-from think_celery.cli.common import (
-    Failure,
-    Group,
-    Unusable,
+from think_celery.cli import timeline
+from think_celery.cli.classnames import tell_unknown
+from think_celery.cli.common import Failure, Given, Group, Unusable, runtime_of
+from think_celery.cli.options import (
+    App,
+    Span,
+    agent_option,
     app_options,
+    be_sure,
+    cursor_option,
     json_option,
-    print_fields,
-    print_json,
-    print_table,
-    runtime_of,
+    limit_option,
+    status_option,
+    yes_option,
 )
-from think_celery.domain import runs
-from think_celery.domain import workflows as domain
-from think_celery.domain.pages import MAX_PAGE
-from think_celery.domain.runs import find_row
-from think_celery.ids import WorkflowRef
+from think_celery.cli.printing import AGENT, Column, print_fields, print_json, print_list
+from think_celery.domain.workflows import control, listing, runs
+from think_celery.domain.workflows import workflows as domain
+from think_celery.domain.workflows.runs import WorkflowRun, as_run, find_ref, find_row
+from think_celery.ids import AgentRef, WorkflowRef
 from think_celery.plain import plain_value
+from think_celery.runtime import Runtime
 from think_celery.states import WorkflowStatus, is_terminal
 from think_celery.store import steps
+
+COLUMNS: list[Column] = ["workflow", ("id", "workflow_id"), "run", AGENT, "status", "created_at", "error"]
 
 
 @click.group(cls=Group)
@@ -38,123 +46,146 @@ def workflow_option(command: Any) -> Any:
     )(command)
 
 
+def one_workflow(command: Any) -> Any:
+    """Take a workflow's id, its class, and where it is."""
+    return click.argument("workflow_id")(workflow_option(app_options(command)))
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
 @workflows.command("list")
-@click.option(
-    "--status",
-    type=click.Choice([status.value for status in WorkflowStatus]),
-    multiple=True,
-    help="May be given again.",
-)
+@status_option(WorkflowStatus)
 @click.option("--workflow", metavar="NAME", help="Only this class's.")
-@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True)
+@agent_option
+@click.option(
+    "--metadata", "pairs", multiple=True, metavar="KEY=JSON", help="Only with this metadata, such as order=7."
+)
+@limit_option
+@cursor_option
 @app_options
 @json_option
 def list_(
-    status: tuple[str, ...],
+    status: list[str] | None,
     workflow: str | None,
+    agent: AgentRef | None,
+    pairs: tuple[str, ...],
     limit: int,
-    app: str | None,
+    cursor: str | None,
+    app: App | None,
     database_url: str | None,
     as_json: bool,
 ) -> None:
     """List runs, newest first."""
     rt = runtime_of(app, database_url)
-    rows = domain.find(rt, status=list(status) or None, workflow=workflow, limit=limit)
-    if as_json:
-        print_json([_as_dict(row) for row in rows])
-        return
-    print_table(
-        ["workflow", "id", "agent", "status", "started", "error"],
-        [
-            (
-                row.workflow,
-                row.workflow_id,
-                f"{row.agent_class}:{row.agent_name}",
-                row.status,
-                row.created_at,
-                row.error,
-            )
-            for row in rows
-        ],
-        nothing="There are no such workflows.",
+    page = listing.find(
+        rt,
+        agent,
+        status=status,
+        workflow=workflow,
+        metadata=dict(map(_pair, pairs)) or None,
+        limit=limit,
+        cursor=cursor,
     )
+    nothing = "There are no such workflows."
+    print_list(map(_outline, page), COLUMNS, as_json, nothing=nothing, cursor=page.cursor)
+    if workflow is not None and not page and not listing.find(rt, workflow=workflow, limit=1):
+        tell_unknown(workflow)
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise click.BadParameter(f"{text!r} is no KEY=JSON, such as order=7.", param_hint="--metadata")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a text without its quotes
 
 
 @workflows.command()
-@click.argument("workflow_id")
-@workflow_option
-@app_options
+@one_workflow
 @json_option
 def show(
-    workflow_id: str, workflow: str | None, app: str | None, database_url: str | None, as_json: bool
+    workflow_id: str, workflow: str | None, app: App | None, database_url: str | None, as_json: bool
 ) -> None:
-    """Show one run and its journal: what it has done, and what it waits for."""
+    """Show one run: how it stands, its steps as a timeline, and what it waits for."""
     rt = runtime_of(app, database_url)
     row = find_row(rt, workflow_id, workflow)
     journal = rt.db.read(lambda tx: steps.of_run(tx, row.key, row.run))
+    waits = timeline.waits_for(rt, row, journal, Given(app, database_url).command)
     if as_json:
-        print_json(_as_dict(row) | {"steps": [_step_as_dict(step) for step in journal]})
+        print_json(_as_dict(row) | {"waits_for": waits, "steps": timeline.steps_of(row, journal)})
         return
     print_fields(_as_dict(row))
     click.echo()
-    print_table(
-        ["step", "kind", "status", "attempts", "ended", "until", "raised at", "error"],
-        [
-            (
-                step.step,
-                step.kind,
-                step.status,
-                step.attempts,
-                step.completed_at,
-                step.deadline_at if step.completed_at is None else None,
-                _raised_at(step.trace),
-                step.error if step.error_type is None else f"{step.error_type}: {step.error}",
-            )
-            for step in journal
-        ],
-        nothing="It has done nothing yet.",
-    )
+    timeline.print_timeline(row, journal)
+    for each in waits:
+        click.echo(f"\nWaits for {each}")
+
+
+def _outline(run: WorkflowRun) -> dict[str, Any]:
+    return {
+        "workflow": run.workflow,
+        "workflow_id": run.workflow_id,
+        "agent_class": run.agent.agent_class,
+        "agent_name": run.agent.name,
+        "run": run.run,
+        "version": run.version,
+        "status": run.status,
+        "metadata": run.metadata,
+        "error_type": run.error_type,
+        "error": run.error,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "completed_at": run.completed_at,
+    }
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    return {
+        **_outline(as_run(row)),
+        "wake_at": row.wake_at,
+        "pause_at": row.pause_at,
+        "params": plain_value(row.params),
+        "progress": plain_value(row.progress),
+        "output": plain_value(row.output),
+    }
+
+
+# --- events ---------------------------------------------------------------------------------------
 
 
 @workflows.command("send-event")
-@click.argument("workflow_id")
+@one_workflow
 @click.option("--type", "event_type", required=True, help="What the workflow waits for, such as approval.")
 @click.option("--payload", help="JSON, such as '{\"approved\": true}'.")
-@click.option("--key", help="An idempotency key: the same one twice is one event.")
-@workflow_option
-@app_options
+@click.option("--idempotency-key", metavar="KEY", help="The same one twice is one event.")
 def send_event(
     workflow_id: str,
     event_type: str,
     payload: str | None,
-    key: str | None,
+    idempotency_key: str | None,
     workflow: str | None,
-    app: str | None,
+    app: App | None,
     database_url: str | None,
 ) -> None:
     """Send an event to a run. With --workflow one that comes before its run is kept for it, for 24 hours.
 
     Exits with 1 and sends nothing if the run has ended.
     """
-    try:
-        value = None if payload is None else json.loads(payload)
-    except ValueError as error:
-        raise click.BadParameter(f"it is no JSON: {error}", param_hint="--payload") from None
-    rt = runtime_of(app, database_url)
-    reference = (
-        WorkflowRef(workflow, workflow_id) if workflow else _reference(find_row(rt, workflow_id, None))
-    )
+    value = None if payload is None else _json(payload, "--payload")
+    rt, given = runtime_of(app, database_url), Given(app, database_url)
+    reference = WorkflowRef(workflow, workflow_id) if workflow else find_ref(rt, workflow_id)
     found = domain.get(rt, reference)
-    if found is not None and is_terminal(WorkflowStatus(found.status)):
-        raise Failure(
-            f"{reference} has ended ({found.status}): nobody will take the event. Nothing was sent; to run it "
-            "again, start it under another workflow_id."
-        )
+    if found is not None:
+        _still_goes_on(found, given, "the event")
     try:
-        domain.send_event(rt, reference, type=event_type, payload=value, idempotency_key=key)
+        domain.send_event(rt, reference, type=event_type, payload=value, idempotency_key=idempotency_key)
     except ValueError as error:
         raise Unusable(str(error)) from error
     if found is None:
+        tell_unknown(reference.workflow)
         click.echo(
             f"There is no run {reference} yet: {event_type!r} is kept for 24 hours for one that comes.",
             err=True,
@@ -163,60 +194,190 @@ def send_event(
         click.echo(f"Sent {event_type!r} to {reference}.")
 
 
+def _json(text: str, option: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"it is no JSON: {error}", param_hint=option) from None
+
+
 @workflows.command()
-@click.argument("workflow_id")
-@workflow_option
-@app_options
-def resume(workflow_id: str, workflow: str | None, app: str | None, database_url: str | None) -> None:
-    """Let a paused run go on: one whose code did not fit its journal, once the right code is deployed."""
+@one_workflow
+@click.option("--reason", help="What the workflow gets as the reason.")
+@click.option("--metadata", help='JSON, such as \'{"by": "Ada"}\'.')
+def approve(
+    workflow_id: str,
+    reason: str | None,
+    metadata: str | None,
+    workflow: str | None,
+    app: App | None,
+    database_url: str | None,
+) -> None:
+    """Approve what a run waits for, or will wait for. Exits with 1 if the run has ended."""
+    said = None if metadata is None else _json(metadata, "--metadata")
+    _decide(workflow_id, workflow, app, database_url, approved=True, reason=reason, metadata=said)
+
+
+@workflows.command()
+@one_workflow
+@click.option("--reason", help="What the workflow gets as the reason.")
+def reject(
+    workflow_id: str, reason: str | None, workflow: str | None, app: App | None, database_url: str | None
+) -> None:
+    """Reject what a run waits for, or will wait for. Exits with 1 if the run has ended."""
+    _decide(workflow_id, workflow, app, database_url, approved=False, reason=reason)
+
+
+def _decide(
+    workflow_id: str,
+    workflow: str | None,
+    app: App | None,
+    database_url: str | None,
+    *,
+    approved: bool,
+    reason: str | None,
+    metadata: Any = None,
+) -> None:
     rt = runtime_of(app, database_url)
-    if not runs.resume(rt, workflow_id, workflow):
-        raise Unusable(f"{workflow_id!r} is not paused, so there is nothing to resume.")
+    row = find_row(rt, workflow_id, workflow)
+    _still_goes_on(row, Given(app, database_url), "the decision")
+    try:
+        runs.decide(rt, workflow_id, row.workflow, approved=approved, reason=reason, metadata=metadata)
+    except TypeError as error:
+        raise Unusable(str(error)) from error
+    click.echo(f"{'Approved' if approved else 'Rejected'} {workflow_id!r}.")
+
+
+def _still_goes_on(row: Any, given: Given, what: str) -> None:
+    if is_terminal(WorkflowStatus(row.status)):
+        reference = WorkflowRef(row.workflow, row.workflow_id)
+        raise Failure(
+            f"{reference} has ended ({row.status}): nobody will take {what}. Nothing was sent. To run it again: "
+            f"{given.command(f'workflows restart {_words(row)}')}"
+        )
+
+
+def _words(row: Any) -> str:
+    """The workflow as commands take it."""
+    return f"{shlex.quote(row.workflow_id)} --workflow {shlex.quote(row.workflow)}"
+
+
+# --- control --------------------------------------------------------------------------------------
+
+
+@workflows.command()
+@one_workflow
+def pause(workflow_id: str, workflow: str | None, app: App | None, database_url: str | None) -> None:
+    """Let a run stop until it is resumed: at once if it waits, at its next step if a worker has it in hand."""
+    rt, given = runtime_of(app, database_url), Given(app, database_url)
+    row = find_row(rt, workflow_id, workflow)
+    if not control.pause(rt, WorkflowRef(row.workflow, row.workflow_id)):
+        raise Unusable(
+            f"{workflow_id!r} is {row.status}, so there is nothing to pause. See "
+            f"{given.command(f'workflows show {_words(row)}')}"
+        )
+    now = _status(rt, row)
+    if now == WorkflowStatus.PAUSED:
+        click.echo(f"Paused {workflow_id!r}.")
+    else:
+        click.echo(f"{workflow_id!r} is in a worker's hands, and pauses before its next step.")
+
+
+@workflows.command()
+@one_workflow
+def resume(workflow_id: str, workflow: str | None, app: App | None, database_url: str | None) -> None:
+    """Let a paused run go on; one whose code did not fit its journal, once the right code is deployed."""
+    rt, given = runtime_of(app, database_url), Given(app, database_url)
+    row = find_row(rt, workflow_id, workflow)
+    if not control.resume(rt, WorkflowRef(row.workflow, row.workflow_id)):
+        raise Unusable(
+            f"{workflow_id!r} is not paused ({row.status}), so there is nothing to resume. See "
+            f"{given.command(f'workflows show {_words(row)}')}"
+        )
     click.echo(f"Resumed {workflow_id!r}.")
 
 
-def _reference(row: Any) -> WorkflowRef:
-    return WorkflowRef(row.workflow, row.workflow_id)
+@workflows.command()
+@one_workflow
+@yes_option
+def terminate(
+    workflow_id: str, yes: bool, workflow: str | None, app: App | None, database_url: str | None
+) -> None:
+    """End a run where it stands, with its unfinished prompts and children."""
+    rt, given = runtime_of(app, database_url), Given(app, database_url)
+    row = find_row(rt, workflow_id, workflow)
+    reference = WorkflowRef(row.workflow, row.workflow_id)
+    be_sure(f"Terminate {reference}, which is {row.status}?", yes)
+    if not control.terminate(rt, reference):
+        raise Unusable(
+            f"{workflow_id!r} has ended ({_status(rt, row)}), so there is nothing to terminate. To run it again: "
+            f"{given.command(f'workflows restart {_words(row)}')}"
+        )
+    click.echo(f"Terminated {workflow_id!r}.")
 
 
-def _as_dict(row: Any) -> dict[str, Any]:
-    return {
-        "workflow": row.workflow,
-        "workflow_id": row.workflow_id,
-        "agent_class": row.agent_class,
-        "agent_name": row.agent_name,
-        "run": row.run,
-        "version": row.version,
-        "status": row.status,
-        "metadata": row.metadata,
-        "attempts": row.attempts,
-        "wake_at": row.wake_at,
-        "params": plain_value(row.params),
-        "output": plain_value(row.output),
-        "error_type": row.error_type,
-        "error": row.error,
-        "created_at": row.created_at,
-        "started_at": row.started_at,
-        "completed_at": row.completed_at,
-    }
+@workflows.command()
+@one_workflow
+@yes_option
+def restart(
+    workflow_id: str, yes: bool, workflow: str | None, app: App | None, database_url: str | None
+) -> None:
+    """Begin a workflow anew with its first params. Without --app the new run keeps the version of the old one."""
+    rt = runtime_of(app, database_url)
+    row = find_row(rt, workflow_id, workflow)
+    reference = WorkflowRef(row.workflow, row.workflow_id)
+    if not is_terminal(WorkflowStatus(row.status)):
+        be_sure(f"{reference} is {row.status}. End that run, and begin anew?", yes)
+    click.echo(f"Restarted {workflow_id!r}: run {control.restart(rt, reference)}.")
 
 
-def _raised_at(trace: str | None) -> str | None:
-    """The last frame of a trace, such as ``File "shop.py", line 12, in charge``."""
-    frames = [line.strip() for line in (trace or "").splitlines() if line.lstrip().startswith('File "')]
-    return frames[-1] if frames else None
+@workflows.command()
+@click.argument("workflow_id", required=False)
+@workflow_option
+@status_option([status for status in WorkflowStatus if is_terminal(status)])
+@agent_option
+@click.option("--older-than", type=Span(), help="Without an id: only those that ended so long ago.")
+@yes_option
+@app_options
+def delete(
+    workflow_id: str | None,
+    workflow: str | None,
+    status: list[str] | None,
+    agent: AgentRef | None,
+    older_than: Any,
+    yes: bool,
+    app: App | None,
+    database_url: str | None,
+) -> None:
+    """Remove a workflow with its journal and events; one that goes on ends first.
+
+    Without an id: all that have ended and match --status, --workflow, --agent and --older-than.
+    """
+    rt = runtime_of(app, database_url)
+    filters = (status, agent, older_than)
+    if workflow_id is not None:
+        if any(filters):
+            raise click.UsageError(
+                "Give an id, or --status, --agent and --older-than for all that match; not both."
+            )
+        row = find_row(rt, workflow_id, workflow)
+        reference = WorkflowRef(row.workflow, row.workflow_id)
+        be_sure(f"Delete {reference}, which is {row.status}?", yes)
+        control.delete(rt, reference)
+        click.echo(f"Deleted {workflow_id!r}.")
+        return
+    if not any(filters) and workflow is None:
+        raise click.UsageError(
+            "Name a workflow, or say which: --status, --workflow, --agent or --older-than."
+        )
+    before = None if older_than is None else rt.clock.now() - older_than
+    if not yes:
+        many = control.count_ended(rt, agent, status=status, workflow=workflow, completed_before=before)
+        be_sure(f"Delete all workflows that have ended and match ({many} just now)?", yes)
+    count = control.delete_all(rt, agent, status=status, workflow=workflow, completed_before=before)
+    click.echo(f"Deleted {count} workflow{'' if count == 1 else 's'}.")
 
 
-def _step_as_dict(step: Any) -> dict[str, Any]:
-    return {
-        "step": step.step,
-        "kind": step.kind,
-        "status": step.status,
-        "attempts": step.attempts,
-        "error_type": step.error_type,
-        "error": step.error,
-        "trace": step.trace,
-        "created_at": step.created_at,
-        "completed_at": step.completed_at,
-        "deadline_at": step.deadline_at,
-    }
+def _status(rt: Runtime, row: Any) -> str:
+    found = domain.get(rt, WorkflowRef(row.workflow, row.workflow_id))
+    return "gone" if found is None else str(found.status)

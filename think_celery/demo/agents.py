@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from think_celery.agent import Think
+from think_celery.agents.think import Think
 from think_celery.demo import desk
 from think_celery.demo.reports import Report, as_prompt
 from think_celery.demo.search import Match, search

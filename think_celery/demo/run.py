@@ -195,7 +195,11 @@ class Demo:
     def _decide(self, report_id: str, screen: Screen) -> None:
         mode = self._options.approve
         approved = screen.ask(report_id, self._watch.drafts[report_id]) if mode == "ask" else mode == "all"
-        where = "at the terminal" if mode == "ask" else f"by --approve {mode}"
+        where = (
+            "at the terminal"
+            if mode == "ask"
+            else f"by --approve {mode} (the demo itself, in place of a person)"
+        )
         reason = f"{'approved' if approved else 'refused'} {where}"
         TriageAgent._bound_to(self._rt, report_id).send_workflow_event(
             TriageWorkflow,

@@ -9,7 +9,8 @@ from think_celery import serialization
 from think_celery.demo.agents import TriageAgent, TriageWorkflow
 from think_celery.demo.desk import Desk
 from think_celery.demo.reports import Report
-from think_celery.domain import submissions, workflows
+from think_celery.domain.submissions import submissions
+from think_celery.domain.workflows import workflows
 from think_celery.ids import AgentRef
 from think_celery.protocols import Cursor
 from think_celery.runtime import Runtime

@@ -129,8 +129,9 @@ class Helper:
     def begin(self, call: _Call[T]) -> _Call[T]:
         """Make the call in the kept thread. The one before it has ended, or was given up."""
         if self._calls is None:
-            self._calls = queue.SimpleQueue()
-            threading.Thread(target=_work, args=(self._calls,), name="think-call", daemon=True).start()
+            made: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(made,), name="think-call", daemon=True).start()
+            self._calls = made  # now there is a thread that takes them: a process may have no more
         self._calls.put(call)
         return call
 
@@ -180,6 +181,14 @@ def run(function: Callable[[], T]) -> Done[T] | Failed:
         return Failed(error)
 
 
+def _timed(rt: Runtime, function: Callable[[], T], timeout: float) -> Result[T]:
+    began = rt.clock.elapsed()
+    result = run(function)
+    if rt.clock.elapsed() - began <= timeout or (isinstance(result, Failed) and passes(result.error)):
+        return result
+    return Abandoned()
+
+
 def attempt(
     rt: Runtime,
     function: Callable[[], T],
@@ -193,7 +202,8 @@ def attempt(
     """Call *function* and say how it went; an exception that comes out of this is not the function's.
 
     Args:
-        rt: With ``threads`` off the function runs here, and neither *timeout* nor *signal* ends it.
+        rt: With ``threads`` off the function runs here, and nothing ends it; it has been given up if it moved the clock
+            by more than *timeout*.
         function: Called once.
         timeout: Seconds after which it is given up. ``None``: it runs in the calling thread.
         signal: After it comes, the function gets *grace* seconds more.
@@ -201,8 +211,10 @@ def attempt(
         helper: Whose thread to use; without one the function gets a thread of its own.
         context: In which it runs, as one piece of a longer work, if not in a copy of the caller's.
     """
-    if timeout is None or not rt.threads:
+    if timeout is None:
         return run(function)
+    if not rt.threads:
+        return _timed(rt, function, timeout)
     ended, wake = threading.Event(), threading.Event()
 
     def on_end() -> None:

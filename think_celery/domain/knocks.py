@@ -9,11 +9,12 @@ RUN_SUBMISSION = "think.submission.run"
 ADVANCE_WORKFLOW = "think.workflow.advance"
 DELIVER_NEWS = "think.outbox.deliver"
 START_AGENT = "think.agent.start"
+RUN_JOB = "think.job.run"
 
-SHOWN_AS = {"submission": "submission_id", "id": "workflow_id", "outbox": "outbox_id"}
+SHOWN_AS = {"submission": "submission_id", "id": "workflow_id", "outbox": "outbox_id", "job": "job_id"}
 """What Flower shows an argument as, and what it is called."""
 
-SHOWN_BESIDE = {"agent", "at"}
+SHOWN_BESIDE = {"agent", "at", "calls"}
 
 
 def ids_in(arguments: dict[str, str]) -> dict[str, str]:
@@ -34,13 +35,19 @@ def for_submission(row: Any) -> Knock:
 
 
 def for_workflow(row: Any, *, at: str | None = None) -> Knock:
-    """The knock that takes a workflow further; *at* is the step that it waited at."""
+    """The knock that takes a workflow further; *at* is the step that it waited at.
+
+    Where its next step has a queue of its own, the message names it, so that no other worker takes the run.
+    """
     shows = {"workflow": row.workflow, "id": row.workflow_id}
+    kwargs = {"workflow": row.workflow, "workflow_id": row.workflow_id}
+    if row.step_queue is not None:
+        shows["queue"] = kwargs["queue"] = row.step_queue
     return Knock(
         task=ADVANCE_WORKFLOW,
         task_id=advance_task_id(row.key, row.run, row.wakes),
-        kwargs={"workflow": row.workflow, "workflow_id": row.workflow_id},
-        queue=row.queue,
+        kwargs=kwargs,
+        queue=row.step_queue or row.queue,
         root_id=_root(row.key, row.run),
         shows=shows if at is None else {**shows, "at": at},
     )
@@ -67,6 +74,18 @@ def for_start(row: Any) -> Knock:
         kwargs=names,
         queue=row.queue,
         shows=names,
+    )
+
+
+def for_job(row: Any) -> Knock:
+    """The knock that runs a job."""
+    shows = {"job": row.id, "agent": f"{row.agent_class}/{row.agent_name}"}
+    return Knock(
+        task=RUN_JOB,
+        task_id=row.id,
+        kwargs={"job_id": row.id},
+        queue=row.queue,
+        shows=shows if row.method is None else {**shows, "calls": row.method},
     )
 
 

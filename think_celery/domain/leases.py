@@ -20,10 +20,11 @@ from think_celery.domain import recovery
 from think_celery.domain.liveness import host_facts
 from think_celery.errors import LeaseLost, TurnCancelled
 from think_celery.ids import new_id
+from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortController, AbortSignal
-from think_celery.states import SubmissionStatus
-from think_celery.store import leases, processes, submissions
+from think_celery.states import JobStatus, SubmissionStatus
+from think_celery.store import jobs, leases, processes, submissions
 from think_celery.store.database import Database
 from think_celery.store.leases import Lease
 
@@ -104,10 +105,11 @@ class Hold:
         self.stalled = True
         self.controller.abort("stalled")
 
-    def heard(self, pause: float = 0.0) -> None:
+    def heard(self, pause: float = 0.0, now: float | None = None) -> None:
         """Note that the work gets on; it will now be silent for *pause* seconds, and that is no stall."""
         if self.stall_seconds is not None and not self.stalled:
-            self.stalls_at = self.monitor.rt.clock.elapsed() + pause + self.stall_seconds
+            now = self.monitor.rt.clock.elapsed() if now is None else now
+            self.stalls_at = now + pause + self.stall_seconds
 
     def extend(self, seconds: float) -> None:
         """Move the deadline to that many seconds from now."""
@@ -170,7 +172,7 @@ class Monitor:
         while not stop.sleep(RENEW_SECONDS):
             try:
                 for news in self._beat(self.db):
-                    tell(news)
+                    tell(partial(_tell, news))
             except Exception as error:
                 # The database may be away. The lease runs on; if it runs out, the fence holds.
                 tell(
@@ -184,7 +186,7 @@ class Monitor:
     def beat(self) -> None:
         """Renew this process, and look after the work in hand."""
         for news in self._beat(self.foreground_db):
-            news()
+            _tell(news)
 
     def _beat(self, db: Database) -> Iterator[native.Call]:
         """One beat. What it finds comes as calls that tell it, to be made where the work is done."""
@@ -199,6 +201,7 @@ class Monitor:
         self._renewed = max(self._renewed, started)
         yield from self._look_at_deadlines(holds)
         yield from self._look_for_cancels(db, holds)
+        yield from self._look_for_cancelled_jobs(db, holds)
         yield from self._compare(db, process_id, holds)
 
     def _look_for_cancels(self, db: Database, holds: list[Hold]) -> Iterator[native.Call]:
@@ -211,6 +214,12 @@ class Monitor:
             # just now; or it was deleted, too, and another was accepted under its key, and so with its id.
             if statuses.get(submission_id, SubmissionStatus.ABORTED) in _NOT_OURS:
                 yield hold.cancel
+
+    def _look_for_cancelled_jobs(self, db: Database, holds: list[Hold]) -> Iterator[native.Call]:
+        watched = {hold.lease.key: hold for hold in holds if hold.lease.kind == "job" and not hold.cancelled}
+        if watched:
+            found = db.read(lambda tx: jobs.statuses_of(tx, watched))
+            yield from (watched[each].cancel for each, status in found.items() if status == JobStatus.ABORTED)
 
     def _compare(self, db: Database, process_id: str, holds: list[Hold]) -> Iterator[native.Call]:
         """Compare what this process holds by its own account with what the database says.
@@ -263,11 +272,13 @@ class Monitor:
             if lease in self._releasing:
                 return
             self._releasing.add(lease)
-        if why:
-            logger.warning("the lease on %s is given up: %s", lease, why)
 
         def work() -> None:
             try:
+                if why and self._is_worked_under(lease):
+                    return  # begun since the beat: greenlets may be told of that long after it
+                if why:
+                    logger.warning("the lease on %s is given up: %s", lease, why)
                 how(self.rt, lease)
             except Exception as error:
                 logger.warning("could not give up the lease on %s yet: %s", lease, type(error).__name__)
@@ -275,10 +286,19 @@ class Monitor:
                 with self._lock:
                     self._releasing.discard(lease)
 
-        if self.rt.threads:
-            threading.Thread(target=work, name="think-release", daemon=True).start()
-        else:
+        if not self.rt.threads:
             work()
+            return
+        try:
+            threading.Thread(target=work, name="think-release", daemon=True).start()
+        except RuntimeError as error:  # a process may have no more threads
+            with self._lock:
+                self._releasing.discard(lease)
+            logger.warning("could not give up the lease on %s yet: %s", lease, error)
+
+    def _is_worked_under(self, lease: Lease) -> bool:
+        with self._lock:
+            return any(hold.lease == lease for hold in self._holds)
 
     def _die(self, process_id: str) -> Iterator[native.Call]:
         with self._lock:
@@ -351,3 +371,11 @@ class Monitor:
                 logger.warning("could not sign this process off: %s", type(error).__name__)
         if self.db is not self.rt.db:
             self.db.dispose()
+
+
+def _tell(news: native.Call) -> None:
+    """Tell one work what was found. It may have callbacks of users on its signal: those fail for themselves alone."""
+    try:
+        news()
+    except Exception as error:
+        logger.error("work that was told to end failed at it: %s", trace_of(error))

@@ -8,7 +8,7 @@ from typing import Any
 
 def _read(path: str) -> str | None:
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        return Path(path).read_bytes().decode("ascii").strip()
     except (OSError, ValueError):
         return None
 
@@ -40,6 +40,12 @@ def host_facts() -> dict[str, Any]:
     found = _state_and_start(pid)
     started = None if found is None else found[1]
     return {"boot": _boot_id(), "namespace": _pid_namespace(), "pid": pid, "started": started}
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child of this process has ended, though nobody may have asked for its exit code yet."""
+    found = _state_and_start(pid)
+    return found is not None and found[0] in "ZX"
 
 
 def known_dead(facts: dict[str, Any]) -> bool:

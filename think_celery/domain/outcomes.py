@@ -6,7 +6,7 @@ from typing import Any, Literal
 from think_celery.ids import AgentRef, new_id
 from think_celery.messages import UIMessage
 from think_celery.protocols import AgentHooks
-from think_celery.states import SubmissionStatus
+from think_celery.states import SubmissionStatus, TurnKind
 from think_celery.store.leases import Lease
 
 Word = Literal[
@@ -25,12 +25,18 @@ Word = Literal[
     "not-head",
     "busy",
     "waiting",
+    "other-queue",
     "unknown-class",
     "handed-over",
     "lease-lost",
     "parked",
+    "moved",
     "paused",
     "failed-delivery",
+    "unknown-method",
+    "unknown-task",
+    "interrupted",
+    "retrying",
 ]
 
 
@@ -42,7 +48,7 @@ class Ended:
     ref: AgentRef
     agent: AgentHooks | None
     submission_id: str
-    kind: str
+    kind: TurnKind
     continuation: bool
     metadata: dict[str, Any] | None
     message: UIMessage
@@ -58,8 +64,8 @@ class Ended:
             ref=AgentRef(row.agent_class, row.agent_name),
             agent=None,
             submission_id=row.id,
-            kind=row.kind,
-            continuation=row.kind == "continue",
+            kind=TurnKind(row.kind),
+            continuation=row.kind == TurnKind.CONTINUE,
             metadata=row.metadata,
             message=message or UIMessage(id=row.message_id or new_id(), role="assistant", parts=[]),
             status=SubmissionStatus.ERROR,

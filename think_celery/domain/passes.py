@@ -1,11 +1,13 @@
 """A pass over rows, as the tick makes it for each kind of work."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from think_celery.logs import trace_of
+from think_celery.protocols import Knock
+from think_celery.retries import knock_again_after
 from think_celery.runtime import Runtime
 from think_celery.store.database import Tx
 
@@ -15,6 +17,12 @@ Item = TypeVar("Item")
 
 ROWS, SECONDS = 500, 0.2
 """How many rows, or how long, one kind of work may take before it is the next one's turn."""
+
+FULL = 1000
+"""So many messages in a queue are enough: one more for a row that was knocked for would stand behind them."""
+
+UNASKED = 3
+"""So often the tick knocks for a row without asking how many messages wait, and each of these may be lost."""
 
 PATIENCE = timedelta(milliseconds=200)
 """How long a pass waits for a row that somebody else has locked."""
@@ -52,6 +60,72 @@ def each_row(
             except Exception as error:
                 logger.error("could not %s; the next pass tries again: %s", what, trace_of(error))
     return done
+
+
+def looks(rt: Runtime, find: Callable[[Tx], Sequence[Item]], limit: int) -> Iterator[Sequence[Item]]:
+    """What *find* finds, again while that is *limit* rows, others than before, and the pass has time.
+
+    (Of a look whose rows are all put off the pass gets none at which it would look at the time.)
+    """
+    before: Sequence[Item] = []
+    until = rt.clock.elapsed() + SECONDS
+    while rt.clock.elapsed() <= until and (found := rt.db.read(find)) != before:
+        yield found
+        if len(found) < limit:
+            return
+        before = found
+
+
+def worth_a_knock(
+    rt: Runtime,
+    rows: Sequence[Any],
+    knock_for: Callable[[Any], Knock],
+    key: str,
+    put_off: Callable[[Tx, list[Any], Any, timedelta], int],
+) -> list[Any]:
+    """Those of these rows whose knock seems lost that one more message could help.
+
+    What waits for a queue that no worker serves would fill the broker without an end, and the tick would do little
+    else. So a row that was knocked for some times is put off while its queue is full, all at once, as if it had been
+    knocked for; in a queue that a worker serves another message would stand behind these. When the count of its knocks
+    has doubled it is knocked for all the same: what fills the queue may be of others, and its own messages be lost.
+
+    Args:
+        rt: The runtime.
+        rows: All of one kind.
+        knock_for: Makes the knock for one of them.
+        key: The name of the column that tells one from another.
+        put_off: Is given the keys of rows, the latest ``knock_at`` among them, and how long to wait.
+    """
+    full: dict[str | None, bool] = {}
+    wanted, behind = [], dict[timedelta, list[Any]]()
+    for row in rows:
+        has_doubled = row.knocks & (row.knocks - 1) == 0
+        if row.knocks >= UNASKED and not has_doubled and _is_full(rt, knock_for(row), full):
+            behind.setdefault(knock_again_after(row.knocks, watched=rt.broker_is_watched), []).append(row)
+        else:
+            wanted.append(row)
+
+    def wait(tx: Tx, some: tuple[timedelta, list[Any]]) -> int:
+        after, waiting = some
+        return put_off(
+            tx, [getattr(row, key) for row in waiting], max(row.knock_at for row in waiting), after
+        )
+
+    for some in behind.items():
+        try:
+            rt.db.transact(_patient(wait, some))
+        except Exception as error:
+            logger.error("could not put off rows of a full queue; they are knocked for: %s", trace_of(error))
+            wanted += some[1]
+    return wanted
+
+
+def _is_full(rt: Runtime, knock: Knock, known: dict[str | None, bool]) -> bool:
+    if knock.queue not in known:
+        waiting = rt.waiting(knock)
+        known[knock.queue] = waiting is not None and waiting >= FULL
+    return known[knock.queue]
 
 
 def _patient(work: Callable[[Tx, Item], int], row: Item) -> Callable[[Tx], int]:

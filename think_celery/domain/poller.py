@@ -7,7 +7,7 @@ What is heard of the live log brings the next look forward.
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from think_celery import forks
@@ -95,10 +95,11 @@ class Poller:
             yield watch
             return
         with self._changed:
-            self._watches.add(watch)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="think-waiting", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="think-waiting", daemon=True)
+                thread.start()  # before anybody counts on it: a process may have no more threads
+                self._thread = thread
+            self._watches.add(watch)
             self._changed.notify_all()
         try:
             yield watch
@@ -131,11 +132,12 @@ class Poller:
     def _begin_to_hear(self) -> None:
         """Listen to the live log for those who have waited for a while, where it can be listened to."""
         ears = self._rt.events.ears()
-        if ears is not None:
-            self._hearing = threading.Thread(
-                target=self._hear, args=(ears,), name="think-hearing", daemon=True
-            )
-            self._hearing.start()
+        if ears is None:
+            return
+        thread = threading.Thread(target=self._hear, args=(ears,), name="think-hearing", daemon=True)
+        with suppress(RuntimeError):  # no more threads now; it is tried again at the next look
+            thread.start()
+            self._hearing = thread
 
     def _hear(self, ears: "Ears") -> None:
         while agent_ids := self._patient_ones():

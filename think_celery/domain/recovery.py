@@ -5,15 +5,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from think_celery.domain import conversation, knocks, lines, statuses
-from think_celery.domain.conversation import UNKNOWN_OUTCOME
+from think_celery.domain import knocks
+from think_celery.domain.conversation import conversation
+from think_celery.domain.conversation.conversation import UNKNOWN_OUTCOME
+from think_celery.domain.jobs import jobs
 from think_celery.domain.liveness import host_facts, known_dead
 from think_celery.domain.outcomes import Ended
 from think_celery.domain.passes import ROWS, each_row
+from think_celery.domain.submissions import lines, statuses
 from think_celery.errors import TurnTimeout
 from think_celery.messages import Part, ReasoningPart, StepStartPart, TextPart, ToolPart
 from think_celery.runtime import Runtime
-from think_celery.states import SubmissionStatus
+from think_celery.states import SubmissionStatus, WorkflowStatus
 from think_celery.store import heads, leases, processes, submissions, workflows
 from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
@@ -53,10 +56,12 @@ def decide(stored: Sequence[Part], is_idempotent: Callable[[str], bool]) -> Reco
         parts, cut = parts[:start], False
     elif isinstance(parts[-1] if parts else None, StepStartPart):
         parts = parts[:-1]
+    # The text that goes on stays marked, for the turn may be interrupted again before anything more has come.
+    unfinished = text[-1] if cut else None
     to_run, kept = [], []
     for part in parts:
-        if isinstance(part, TextPart) and part.state == "streaming":
-            part = part.model_copy(update={"state": "done"})
+        if isinstance(part, TextPart):
+            part = part.model_copy(update={"state": "streaming" if part is unfinished else "done"})
         if isinstance(part, ToolPart) and not part.settled:
             if part.started and not is_idempotent(part.tool_name):
                 part = part.model_copy(update={"state": "output-error", "error_text": UNKNOWN_OUTCOME})
@@ -139,6 +144,8 @@ def _declare(tx: Tx, process_id: str, *, known: bool = False) -> bool:
 def _free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
     if lease.kind == "workflow":
         return _free_workflow(rt, tx, lease)
+    if lease.kind == "job":
+        return jobs.free(rt, tx, lease)
     if not line_rows.seize_from(tx, lease):
         return False
     if _running(tx, lease) is None:
@@ -153,7 +160,8 @@ def _free_workflow(rt: Runtime, tx: Tx, lease: Lease) -> bool:
     row = workflows.seize(tx, lease)
     if row is None:
         return False
-    tx.after_commit(lambda: rt.knock(knocks.for_workflow(row)))
+    if row.status != WorkflowStatus.PAUSED:  # somebody had wanted that
+        tx.after_commit(lambda: rt.knock(knocks.for_workflow(row)))
     return True
 
 
@@ -178,9 +186,13 @@ def let_go(rt: Runtime, lease: Lease) -> None:
     if lease.kind == "workflow":
         rt.db.transact(lambda tx: _free_workflow(rt, tx, lease))
         return
+    if lease.kind == "job":
+        rt.db.transact(lambda tx: jobs.overdue(rt, tx, lease))
+        return
     ended = rt.db.transact(lambda tx: _end_turn(rt, tx, lease))
     if ended is not None:
-        from think_celery.domain import afterwards, claims  # they hold leases, and leases are let go of here
+        from think_celery.domain.submissions import claims  # they hold leases, and leases are let go of here
+        from think_celery.domain.turns import afterwards
 
         afterwards.call_hooks(rt, ended, claims.claim_next)
 

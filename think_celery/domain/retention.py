@@ -2,7 +2,7 @@
 
 ``think_retention`` is how long it is kept whole, ``think_key_retention`` how long the slim row of a submission is, and
 with it its idempotency key. Messages are never removed here, nor what has not ended, nor a submission whose workflow
-goes on or has not got its news.
+goes on or has not got its news, nor a child whose parent has not got them.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,16 @@ from datetime import timedelta
 
 from think_celery.domain.passes import SECONDS
 from think_celery.runtime import Runtime
-from think_celery.store import processes, retention
+from think_celery.store import control, jobs, processes, retention, schedules, slots
 from think_celery.store.database import Tx
 
 EVERY = timedelta(minutes=1)
 
 NEWS_KEPT = timedelta(days=1)
 """How long news is kept after it was delivered."""
+
+DELETED_KEPT = timedelta(days=1)
+"""How long a deleted workflow is remembered, so that nothing of it is taken for its successor's."""
 
 Removal = Callable[[Tx, timedelta, int], int]
 
@@ -47,7 +50,11 @@ def _removals(rt: Runtime) -> list[tuple[timedelta | None, Removal]]:
     return [
         (NEWS_KEPT, retention.delete_news),
         (kept, retention.delete_workflows),
+        (DELETED_KEPT, control.forget),
         (kept, retention.delete_decisions),
         (kept, retention.slim_submissions),
         (keys, retention.delete_submissions),
+        (kept, jobs.delete_old),
+        (kept, slots.delete_old),
+        (kept, schedules.delete_old),
     ]

@@ -5,17 +5,21 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from think_celery.domain import knocks, lines, outbox, recovery, removal, retention, starts, workflows
-from think_celery.domain.passes import ROWS, SECONDS, each_row
+from think_celery.domain import knocks, outbox, recovery, retention
+from think_celery.domain.agents import removal, starts
+from think_celery.domain.jobs import jobs
+from think_celery.domain.passes import ROWS, SECONDS, each_row, looks, worth_a_knock
+from think_celery.domain.submissions import lines
+from think_celery.domain.workflows import workflows
 from think_celery.logs import trace_of
-from think_celery.retries import MISSED_AFTER, knock_again_after
+from think_celery.retries import LONGEST_UNWATCHED, MISSED_AFTER, knock_again_after
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, is_terminal
 from think_celery.store import agents as agent_rows
-from think_celery.store import heads, processes, submissions
+from think_celery.store import heads, joblanes, processes, submissions, wakes
 from think_celery.store import lines as line_rows
 from think_celery.store import outbox as outbox_rows
-from think_celery.store import workflows as workflow_rows
+from think_celery.store import schedules as schedule_rows
 from think_celery.store.database import Tx
 
 logger = logging.getLogger("think_celery.tick")
@@ -101,15 +105,11 @@ def knock_missed_heads(rt: Runtime, limit: int) -> int:
 
 def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
     """The submissions that seem to be forgotten, each agent's at once; again while there are more."""
-    before: list[Any] | None = None
-    while (due := rt.db.read(lambda tx: heads.missed(tx, limit))) != before:
+    for due in looks(rt, lambda tx: heads.missed(tx, limit), limit):
         by_agent: dict[str, list[Any]] = {}
-        for row in due:
+        for row in worth_a_knock(rt, due, knocks.for_submission, "id", heads.put_off_knocked):
             by_agent.setdefault(row.agent_id, []).append(row)
         yield from by_agent.values()
-        if len(due) < limit:
-            return
-        before = due
 
 
 def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
@@ -123,9 +123,13 @@ def _knock_missed(rt: Runtime, tx: Tx, waiting: Sequence[Any]) -> int:
         # Nobody expects the head: whoever should have made it so has lost it, or found it locked.
         expected = heads.expect_again(tx, head.id, MISSED_AFTER)
     changed = int(expected)
-    if others and (expected or _is_looked_after(tx, head, others)):
-        ids = [row.id for row in others]
-        changed += heads.expect_none(tx, ids, max(row.knock_at for row in waiting))
+    if others:
+        ids, until = [row.id for row in others], max(row.knock_at for row in waiting)
+        if expected or _is_looked_after(tx, head, others):
+            changed += heads.expect_none(tx, ids, until)
+        elif head is not None and head.held:
+            # A turn that ends may keep its line locked for long, and its agent's rows may not hide others' meanwhile.
+            changed += heads.put_off(tx, ids, until, LONGEST_UNWATCHED)
     if expected and head is not None and not head.held:
         tx.after_commit(lambda: rt.knock(knocks.for_submission(head)))
     return changed
@@ -138,8 +142,10 @@ def _is_looked_after(tx: Tx, head: Any, others: Sequence[Any]) -> bool:
     caller may end the head without a look at the next one, for it was no head when they began; and what is
     expected of it ends with it. As long as it is locked, the line remembers it.
     """
-    if head is None or head.held:  # whoever holds the line looks when it gives it back
+    if head is None:
         return True
+    if head.held:  # whoever holds the line looks when it gives it back
+        return lines.remind(tx, head.agent_id)
     if head.expected and not any(is_terminal(SubmissionStatus(row.status)) for row in others):
         return True
     found = submissions.lock(tx, head.id, patient=False)
@@ -177,6 +183,7 @@ KINDS: dict[str, Callable[[Runtime, int], int]] = {
     "unread events": workflows.wake_unread,
     "queued workflows": workflows.knock_missed,
     "early events": workflows.adopt_early,
+    "jobs": jobs.knock_missed,
     "news": outbox.knock_missed,
     "agents to start": starts.knock_missed,
     "dead processes": forget_dead_processes,
@@ -188,13 +195,14 @@ KINDS: dict[str, Callable[[Runtime, int], int]] = {
 
 def knock_now(rt: Runtime) -> None:
     """Treat every knock as lost: the broker is new or was emptied. The next pass knocks for all that waits."""
-    for rows in (workflow_rows, heads, outbox_rows, agent_rows):
+    for rows in (wakes, heads, joblanes, outbox_rows, agent_rows):
         rt.db.transact(rows.knock_now)
 
 
 def next_due(rt: Runtime) -> datetime | None:
-    """The next instant at which waiting work falls due by itself; ``None`` if none does."""
-    return rt.db.read(lambda tx: earliest(workflow_rows.next_wake(tx), heads.next_not_before(tx)))
+    """The next instant at which waiting work falls due by itself, or a schedule does; ``None`` if none does."""
+    looks = (wakes.next_wake, heads.next_not_before, joblanes.next_due, schedule_rows.next_due)
+    return rt.db.read(lambda tx: earliest(*(look(tx) for look in looks)))
 
 
 def is_due(rt: Runtime) -> bool:

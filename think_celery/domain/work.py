@@ -3,9 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from think_celery.domain import advance, claims, knocks, outbox, starts
+from think_celery.domain import knocks, outbox
+from think_celery.domain.agents import starts
+from think_celery.domain.jobs import jobruns
 from think_celery.domain.outcomes import Outcome
-from think_celery.errors import TaskFailed, TurnFailed, WorkflowFailed
+from think_celery.domain.submissions import claims
+from think_celery.domain.workflows import advance
+from think_celery.errors import JobFailed, TaskFailed, TurnFailed, WorkflowFailed
 from think_celery.protocols import Knock
 from think_celery.runtime import Runtime
 
@@ -29,6 +33,8 @@ WORK: Mapping[str, Work] = {
     knocks.ADVANCE_WORKFLOW: Work(run=advance.advance, failure=WorkflowFailed, has_deadline=False),
     knocks.DELIVER_NEWS: Work(run=outbox.deliver, failure=TaskFailed),
     knocks.START_AGENT: Work(run=starts.run, failure=TaskFailed),
+    # Each attempt has a time limit of its own.
+    knocks.RUN_JOB: Work(run=jobruns.run, failure=JobFailed, has_deadline=False),
 }
 
 

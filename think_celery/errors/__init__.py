@@ -10,6 +10,7 @@ The tree::
     │   ├── AsyncNotSupported        an `async def` where a plain function is needed
     │   ├── InvalidClass             a class of agents or workflows with what would not work
     │   ├── UnknownClass             no such agent or workflow class is registered here
+    │   ├── UnknownScheduledTask     …nor a handler for this task of an agent
     │   ├── MissingExtra             an optional dependency is not installed
     │   ├── SchemaOutdated           the database needs `think-celery db upgrade`
     │   ├── CannotJoin               a transaction that can't hold our rows
@@ -18,6 +19,7 @@ The tree::
     ├── InvalidValue
     │   ├── InvalidMessage           not a message
     │   ├── InvalidDuration          not a span of time
+    │   ├── InvalidSchedule          not a schedule, or its time zone is unknown, missing or in doubt
     │   ├── NotSerializable          a value that would not come back equal
     │   ├── UnreadableValue          a stored value whose class is gone
     │   ├── PayloadTooLarge          larger than `think_max_payload`
@@ -39,6 +41,13 @@ The tree::
     │   ├── TurnStillRunning         who waited for it had no more time; it goes on
     │   ├── NestedTurn               a turn would wait for itself
     │   └── ChainTooLong             hooks asked for one turn after the other without an end
+    ├── JobError
+    │   ├── InvalidMethod            a method that can't be called later by its name
+    │   ├── JobNotFound
+    │   ├── JobTimeout               an attempt took too long
+    │   ├── JobStillRunning          who waited for it had no more time; it goes on
+    │   ├── NestedJob                a job would wait for itself
+    │   └── NotInFiber               a call that only a fiber can make
     ├── InteractionError
     │   ├── InteractionNotFound      no call of that id waits, or ever did
     │   └── InteractionMismatch      the call waits for something else
@@ -47,6 +56,7 @@ The tree::
     │   ├── NonRetryableError        raised by a step function: don't try again
     │   ├── DuplicateStep            two prompts of one name without a `key`
     │   ├── ReplayMismatch           the code no longer matches the journal
+    │   ├── InvalidJournal           what was given to be replayed is no journal that can be
     │   ├── SuspendSwallowed         the code caught the engine's own Suspend
     │   ├── StepMisuse               a step call where none is possible
     │   ├── TransactionTooLong       a `step.transaction` held its locks for too long
@@ -54,20 +64,24 @@ The tree::
     │   ├── WorkflowNotFound, AmbiguousWorkflow, WorkflowExists
     │   ├── WorkflowRejectedError    an approval was refused
     │   ├── WorkflowTimeoutError     a wait is overdue
+    │   │   ├── ChildWorkflowTimeoutError (also a ChildWorkflowError)
     │   │   └── ThinkPromptTimeoutError (also a ThinkPromptError)
+    │   ├── ChildWorkflowError       a workflow that this one had started ended without a result
+    │   │   └── ChildWorkflowTimeoutError
     │   └── ThinkPromptError         a prompt's submission did not end with an answer
     │       ├── ThinkPromptAbortedError, ThinkPromptSkippedError
     │       ├── ThinkPromptValidationError
     │       └── ThinkPromptTimeoutError
     ├── CallTimeout                  a tool or step function did not return in time
-    │   └── StepTimeout              …a step's attempt
+    │   ├── StepTimeout              …a step's attempt
+    │   └── JobTimeout               …a job's (also a JobError)
     ├── TooManyAttempts              the work died each time it was tried
     ├── NoProgress                   an interrupted turn got nowhere for too long
     ├── StateContended               others changed an agent's state again and again
     ├── LeaseLost                    another worker owns this work now
     ├── InsideTransaction            a call that waits, inside the caller's open transaction
     └── TaskFailed                   what a Celery task raises for a row that ended in error
-        └── TurnFailed, WorkflowFailed, TaskInterrupted
+        └── TurnFailed, WorkflowFailed, JobFailed, TaskInterrupted
 
     BaseException
     └── Unwind                       passes a user's `except Exception`
@@ -91,11 +105,21 @@ from think_celery.errors.configuration import (
     NotConfigured,
     SchemaOutdated,
     UnknownClass,
+    UnknownScheduledTask,
 )
 from think_celery.errors.interactions import (
     InteractionError,
     InteractionMismatch,
     InteractionNotFound,
+)
+from think_celery.errors.jobs import (
+    InvalidMethod,
+    JobError,
+    JobNotFound,
+    JobStillRunning,
+    JobTimeout,
+    NestedJob,
+    NotInFiber,
 )
 from think_celery.errors.root import ThinkError
 from think_celery.errors.submissions import (
@@ -121,6 +145,7 @@ from think_celery.errors.unwinding import Suspend, TurnCancelled, Unwind
 from think_celery.errors.values import (
     InvalidDuration,
     InvalidMessage,
+    InvalidSchedule,
     InvalidToolArguments,
     InvalidToolResult,
     InvalidValue,
@@ -132,6 +157,7 @@ from think_celery.errors.values import (
 from think_celery.errors.work import (
     CallTimeout,
     InsideTransaction,
+    JobFailed,
     LeaseLost,
     NoProgress,
     StateContended,
@@ -144,8 +170,11 @@ from think_celery.errors.work import (
 )
 from think_celery.errors.workflows import (
     AmbiguousWorkflow,
+    ChildWorkflowError,
+    ChildWorkflowTimeoutError,
     DuplicateStep,
     InvalidApproval,
+    InvalidJournal,
     NonRetryableError,
     ReplayMismatch,
     StepError,
@@ -170,6 +199,8 @@ __all__ = [
     "CallTimeout",
     "CannotJoin",
     "ChainTooLong",
+    "ChildWorkflowError",
+    "ChildWorkflowTimeoutError",
     "ConfigurationError",
     "ConversationMoved",
     "DuplicateName",
@@ -183,22 +214,32 @@ __all__ = [
     "InvalidClass",
     "InvalidDuration",
     "InvalidFinalAnswer",
+    "InvalidJournal",
     "InvalidMessage",
+    "InvalidMethod",
+    "InvalidSchedule",
     "InvalidSetting",
     "InvalidTool",
     "InvalidToolArguments",
     "InvalidToolResult",
     "InvalidValue",
+    "JobError",
+    "JobFailed",
+    "JobNotFound",
+    "JobStillRunning",
+    "JobTimeout",
     "LeaseLost",
     "MissingExtra",
     "ModelAborted",
     "ModelError",
+    "NestedJob",
     "NestedTurn",
     "NoFinalAnswer",
     "NoModel",
     "NoProgress",
     "NonRetryableError",
     "NotConfigured",
+    "NotInFiber",
     "NotSerializable",
     "NothingToAnswer",
     "PayloadTooLarge",
@@ -229,6 +270,7 @@ __all__ = [
     "TurnStillRunning",
     "TurnTimeout",
     "UnknownClass",
+    "UnknownScheduledTask",
     "UnreadableValue",
     "UnsupportedSchema",
     "Unwind",

@@ -88,6 +88,20 @@ class UnknownClass(ConfigurationError, LookupError):
         )
 
 
+class UnknownScheduledTask(ConfigurationError, LookupError):
+    """A slot of a scheduled task has come, and the agent's class declares no handler for it here."""
+
+    def __init__(self, agent: str, task_id: str) -> None:
+        super().__init__(agent, task_id)
+        self.agent, self.task_id = agent, task_id
+
+    def __str__(self) -> str:
+        return (
+            f"{self.agent} declares no scheduled task {self.task_id!r} with a handler in this process. Run workers "
+            "whose code has it; or, if it is gone for good, reconcile_scheduled_tasks() removes its schedule."
+        )
+
+
 class MissingExtra(ConfigurationError, ImportError):
     """An optional dependency is needed and not installed."""
 

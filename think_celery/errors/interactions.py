@@ -1,6 +1,7 @@
 """Calls that wait for somebody, and can't be decided on like this."""
 
 from think_celery.errors.root import ThinkError
+from think_celery.wording import shown
 
 
 class InteractionError(ThinkError):
@@ -17,14 +18,14 @@ class InteractionNotFound(InteractionError, LookupError):
     def __str__(self) -> str:
         if self.agent is None:
             return (
-                f"No agent has an interaction {self.tool_call_id!r}. Without an agent the interaction_id says which "
-                "call is meant, not its tool_call_id: current().pending_interactions() lists both. A call waits from "
-                "the end of its turn on."
+                f"No agent has an interaction {shown(self.tool_call_id)}. Without an agent the interaction_id says "
+                "which call is meant, not its tool_call_id: current().pending_interactions() lists both. A call waits "
+                "from the end of its turn on."
             )
         return (
-            f"{self.agent} has no tool call {self.tool_call_id!r} that waits for an approval or for a client's answer. "
-            "Check the agent's name and the id: pending_interactions() lists the calls that wait. A call waits from "
-            "the end of its turn on."
+            f"{self.agent} has no tool call {shown(self.tool_call_id)} that waits for an approval or for a client's "
+            "answer. Check the agent's name and the id: pending_interactions() lists the calls that wait. A call "
+            "waits from the end of its turn on."
         )
 
 

@@ -1,6 +1,7 @@
 """Submissions that can't be accepted or found."""
 
 from think_celery.errors.root import ThinkError
+from think_celery.wording import shown
 
 
 class SubmissionError(ThinkError):
@@ -39,4 +40,4 @@ class SubmissionNotFound(SubmissionError, LookupError):
         self.submission_id = submission_id
 
     def __str__(self) -> str:
-        return f"There is no submission {self.submission_id!r}. Check the id; it may have been deleted."
+        return f"There is no submission {shown(self.submission_id)}. Check the id; it may have been deleted."

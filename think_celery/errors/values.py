@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from think_celery.errors.root import ThinkError
+from think_celery.wording import agree
 
 
 class InvalidValue(ThinkError, ValueError):
@@ -39,6 +40,17 @@ class InvalidDuration(InvalidValue):
         )
 
 
+class InvalidSchedule(InvalidValue):
+    """Not a schedule, or one whose time zone is unknown, missing or in doubt."""
+
+    def __init__(self, given: str, problem: str, remedy: str) -> None:
+        super().__init__(given, problem, remedy)
+        self.given, self.problem, self.remedy = given, problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.given}: {self.problem}. {self.remedy}"
+
+
 class NotSerializable(InvalidValue, TypeError):
     """A value that would not come back equal from storage."""
 
@@ -72,9 +84,10 @@ class PayloadTooLarge(InvalidValue):
         self.what, self.size, self.limit = what, size, limit
 
     def __str__(self) -> str:
+        takes = f"{self.what} {agree(self.what, 'takes', 'take')} {self.size:,} bytes as JSON"
         return (
-            f"{self.what} takes {self.size:,} bytes as JSON; think_max_payload allows {self.limit:,}. Store the data "
-            "elsewhere and pass a reference to it, or raise the setting."
+            f"{takes}; think_max_payload allows {self.limit:,}. Store the data elsewhere and pass a reference to "
+            "it, or raise the setting."
         )
 
 

@@ -115,3 +115,7 @@ class TurnFailed(TaskFailed):
 
 class WorkflowFailed(TaskFailed):
     """A workflow ended in error, or stopped until it is resumed."""
+
+
+class JobFailed(TaskFailed):
+    """A job ended in error."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from think_celery.errors.root import ThinkError
+from think_celery.wording import shown
 
 
 class WorkflowError(ThinkError):
@@ -45,33 +46,59 @@ class DuplicateStep(WorkflowError):
 
 
 class ReplayMismatch(WorkflowError):
-    """The workflow's code no longer asks for the steps that its journal holds."""
+    """The workflow's code no longer asks for the steps that its journal holds.
+
+    ``rehearsed``: ``t.replay`` of a test has found it, and no run was touched.
+    """
+
+    rehearsed = False
 
     def __init__(self, workflow_id: str, position: int, recorded: str, asked: str) -> None:
         super().__init__(workflow_id, position, recorded, asked)
         self.workflow_id, self.position, self.recorded, self.asked = workflow_id, position, recorded, asked
 
     def __str__(self) -> str:
+        what, then = "nothing was run, and the workflow is paused.", ", and resume the workflow"
+        if self.rehearsed:
+            what, then = "in a worker, the run would be paused here.", ""
         return (
             f"Workflow {self.workflow_id!r} recorded {self.recorded} as its step number {self.position + 1}, but its "
             f"code now asks for {self.asked}. A run must ask for the same steps in the same order each time it is "
-            "replayed; nothing was run, and the workflow is paused. Move clocks, random values and I/O into "
-            "step.do(); if the change is meant, deploy the old code until the old runs have ended."
+            f"replayed; {what} Move clocks, random values and I/O into "
+            "step.do(). If the change is meant, give the class a new version, name the old one in also_runs, let the "
+            f"code ask for the old steps where step.version is the old one{then}."
+        )
+
+
+class InvalidJournal(WorkflowError, ValueError):
+    """What was given to be replayed can't be."""
+
+    def __init__(self, source: str, problem: str) -> None:
+        super().__init__(source, problem)
+        self.source, self.problem = source, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} can't be replayed: {self.problem}. A journal is written by "
+            "`think-celery workflows export ID > journals/name.json`, or in a test by t.record(workflow_id, path)."
         )
 
 
 class SuspendSwallowed(WorkflowError):
-    """The workflow's code caught the exception that parks it."""
+    """The workflow's code caught the exception that parks it. ``rehearsed`` is as of :class:`ReplayMismatch`."""
+
+    rehearsed = False
 
     def __init__(self, workflow_id: str, step: str) -> None:
         super().__init__(workflow_id, step)
         self.workflow_id, self.step = workflow_id, step
 
     def __str__(self) -> str:
+        what = "would be" if self.rehearsed else "is"
         return (
             f"Workflow {self.workflow_id!r} waits at step {self.step!r}, but its code went on: something caught "
             "think_celery.errors.Suspend (a bare `except:` or `except BaseException:`, or a `return` in `finally`). "
-            "Catch `Exception` instead; the workflow is paused and can be resumed."
+            f"Catch `Exception` instead; the workflow {what} paused and can be resumed."
         )
 
 
@@ -117,15 +144,21 @@ class InvalidApproval(WorkflowError):
 class WorkflowNotFound(WorkflowError, LookupError):
     """No such workflow."""
 
-    def __init__(self, workflow_id: str, workflow: str | None = None) -> None:
-        super().__init__(workflow_id, workflow)
+    def __init__(
+        self, workflow_id: str, workflow: str | None = None, agent: str | None = None, others: bool = False
+    ) -> None:
+        super().__init__(workflow_id, workflow, agent, others)
         self.workflow_id, self.workflow = workflow_id, workflow
+        self.agent, self.others = agent, others
 
     def __str__(self) -> str:
-        of = f" of {self.workflow}" if self.workflow else ""
-        return (
-            f"There is no workflow {self.workflow_id!r}{of}. Check the id, or start it with run_workflow()."
-        )
+        of = f" of {self.workflow[:200]}" if self.workflow else ""
+        if self.others:
+            return (
+                f"{self.agent} has started no workflow {shown(self.workflow_id)}{of}; another agent has. An agent "
+                "controls its own workflows only: call the method of that one, or of think_celery.current()."
+            )
+        return f"There is no workflow {shown(self.workflow_id)}{of}. Check the id, or start it with run_workflow()."
 
 
 class AmbiguousWorkflow(WorkflowError, LookupError):
@@ -143,13 +176,23 @@ class AmbiguousWorkflow(WorkflowError, LookupError):
 
 
 class WorkflowExists(WorkflowError):
-    """``on_conflict="raise"`` was asked for, and the workflow is there already."""
+    """The workflow is there already: ``on_conflict="raise"`` was asked for, or another agent has started it.
 
-    def __init__(self, workflow: str, workflow_id: str) -> None:
-        super().__init__(workflow, workflow_id)
-        self.workflow, self.workflow_id = workflow, workflow_id
+    ``owner`` is that agent, and ``agent`` the one that was to start it; ``None`` where they are one.
+    """
+
+    def __init__(
+        self, workflow: str, workflow_id: str, owner: str | None = None, agent: str | None = None
+    ) -> None:
+        super().__init__(workflow, workflow_id, owner, agent)
+        self.workflow, self.workflow_id, self.owner, self.agent = workflow, workflow_id, owner, agent
 
     def __str__(self) -> str:
+        if self.owner is not None:
+            return (
+                f"{self.workflow} {self.workflow_id!r} exists already: {self.owner} has started it, so {self.agent} "
+                "can't. Choose an id that no other agent uses, such as one with the agent's name in it."
+            )
         return (
             f'{self.workflow} {self.workflow_id!r} exists already, and on_conflict="raise" was asked for. '
             "Leave it out to get the existing run back."
@@ -179,6 +222,45 @@ class WorkflowTimeoutError(WorkflowError):
             f"Step {self.step!r} waited {self.seconds:g} s, and what it waited for did not come. Pass a longer "
             "timeout=, or catch this error where the workflow can go on without it."
         )
+
+
+class ChildWorkflowError(WorkflowError):
+    """A workflow that ``step.run_workflow`` had started ended otherwise than with a result.
+
+    ``status`` is how the child ended, ``error_type`` and ``message`` what it says of that.
+    """
+
+    def __init__(
+        self,
+        step: str,
+        workflow: str,
+        workflow_id: str,
+        status: str,
+        error_type: str | None,
+        message: str,
+    ) -> None:
+        super().__init__(step, workflow, workflow_id, status, error_type, message)
+        self.step, self.workflow, self.workflow_id = step, workflow, workflow_id
+        self.status, self.error_type, self.message = status, error_type, message
+
+    def is_a(self, error: type[BaseException]) -> bool:
+        """Whether the child ended in this kind of error (compared by class name)."""
+        return self.error_type == error.__name__
+
+    def __str__(self) -> str:
+        what = self.message if self.error_type is None else f"{self.error_type}: {self.message}"
+        return f"Step {self.step!r}: the child workflow {self.workflow} {self.workflow_id!r} is {self.status}: {what}"
+
+
+class ChildWorkflowTimeoutError(ChildWorkflowError, WorkflowTimeoutError):
+    """The ``timeout`` of a ``step.run_workflow`` passed before the child ended."""
+
+    def __init__(self, step: str, workflow: str, workflow_id: str, status: str, seconds: float) -> None:
+        WorkflowTimeoutError.__init__(self, step, seconds)
+        self.workflow, self.workflow_id, self.status = workflow, workflow_id, status
+        self.error_type = type(self).__name__
+        self.message = f"its parent waited {seconds:g} s for it"
+        self.args = (step, workflow, workflow_id, status, seconds)
 
 
 class ThinkPromptError(WorkflowError):

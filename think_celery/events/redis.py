@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import redis
+from pydantic_core import to_json
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -26,6 +27,7 @@ from think_celery.breaker import Breaker
 from think_celery.clock import MICROSECOND, Clock, SystemClock
 from think_celery.events.redis_ears import RedisEars
 from think_celery.events.redis_url import connection_options
+from think_celery.events.writer import DELTAS
 from think_celery.protocols import Cursor, Frame, Page
 
 logger = logging.getLogger("think_celery.events")
@@ -246,17 +248,17 @@ class RedisEventLog:
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
-def _as_text(frame: Frame) -> str:
-    return _encode(
-        {
-            "submission_id": frame.submission_id,
-            "message_id": frame.message_id,
-            "token": frame.token,
-            "first": frame.first,
-            "n": frame.n,
-            "event": frame.event,
-        }
-    )
+def _as_text(frame: Frame) -> bytes | str:
+    told = {
+        "submission_id": frame.submission_id,
+        "message_id": frame.message_id,
+        "token": frame.token,
+        "first": frame.first,
+        "n": frame.n,
+        "event": frame.event,
+    }
+    # Nearly all are deltas, of which there are many: in them nothing is a number that JSON does not have.
+    return to_json(told) if frame.event.get("type") in DELTAS else _encode(told)
 
 
 def _page(agent_id: str, entries: Sequence[Entry], cursor: Cursor) -> Page:

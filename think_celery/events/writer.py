@@ -13,22 +13,23 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from think_celery import forks
+from think_celery import forks, native
 from think_celery.breaker import Breaker
+from think_celery.cadence import CADENCE_SECONDS, until_next
 from think_celery.clock import Clock, SystemClock
 from think_celery.logs import trace_of
 from think_celery.protocols import EventLog, Frame
 
 logger = logging.getLogger("think_celery.events")
 
-Lock = AbstractContextManager[Any]
-
 FIRST_SECONDS = 0.005
 """How long the first frame after a pause waits for those that follow it: a turn shows several things at once."""
+
+AFTER_SECONDS = 0.01
+"""How long after each instant of the cadence is written: so long those who read then have to put what they read."""
 
 DELTAS = {"text-delta": "delta", "reasoning-delta": "delta", "tool-input-delta": "inputTextDelta"}
 """Events that may be merged, each with the field that holds its text."""
@@ -39,30 +40,44 @@ class Growing:
 
     __slots__ = ("_closed", "_frame", "_id", "_lock", "_n", "_texts", "_type")
 
-    def __init__(self, frame: Frame, lock: Lock) -> None:
-        self._frame, self._lock, self._n, self._closed = frame, lock, frame.n, False
+    def __init__(self, frame: Frame) -> None:
+        # Of a few instructions, and taken for each token: a lock of greenlets takes ten times as long.
+        self._lock = native.lock()
+        self._frame, self._n, self._closed = frame, frame.n, False
         self._type, self._id = frame.event["type"], frame.event.get("id")
         self._texts: list[str] = [frame.event["delta"]]
 
-    def takes(self, event: dict[str, Any], n: int) -> bool:
-        """Add the next event, of number *n*, if it belongs to the same part; says whether it does.
-
-        The caller holds the lock.
-        """
-        if self._closed or event["type"] != self._type or event.get("id") != self._id:
+    def takes(self, event: dict[str, Any]) -> bool:
+        """Add an event, with the next number, if it belongs to the same part; says whether it does."""
+        if event.get("type") != self._type or event.get("id") != self._id:
             return False
-        self._texts.append(event["delta"])
-        self._n = n
-        return True
+        with self._lock:
+            if self._closed:
+                return False
+            self._texts.append(event["delta"])
+            self._n += 1
+            return True
 
-    def close(self) -> Frame:
-        """The frame. From now on it takes nothing."""
+    def close(self) -> int:
+        """From now on it takes nothing. Returns the number of the last delta in it."""
         with self._lock:
             self._closed = True
-        if len(self._texts) == 1:
-            return self._frame
-        event = {**self._frame.event, "delta": "".join(self._texts)}
-        return replace(self._frame, n=self._n, event=event)
+            return self._n
+
+    def as_frame(self) -> Frame:
+        """The frame, once it is closed."""
+        texts, mine = self._texts, self._frame
+        if len(texts) == 1:
+            return mine
+        return Frame(
+            agent_id=mine.agent_id,
+            submission_id=mine.submission_id,
+            message_id=mine.message_id,
+            token=mine.token,
+            first=mine.first,
+            n=self._n,
+            event={**mine.event, "delta": "".join(texts)},
+        )
 
 
 class LiveWriter:
@@ -73,7 +88,7 @@ class LiveWriter:
         log: EventLog,
         *,
         synchronous: bool = False,
-        gather_seconds: float = 0.04,
+        gather_seconds: float = CADENCE_SECONDS,
         limit_seconds: float = 0.25,
         rest_seconds: float = 5.0,
         capacity: int = 10_000,
@@ -105,27 +120,36 @@ class LiveWriter:
         else:
             self._enqueue(frame)
 
-    def grow(self, frame: Frame, lock: Lock) -> Growing | None:
+    def grow(self, frame: Frame) -> Growing | None:
         """The same with a delta of text or reasoning; gives what takes those that follow it, until it is written.
 
-        That is asked, and closed by the writer, under *lock*. ``None`` if nothing waits to be written.
+        ``None`` if nothing waits to be written.
         """
         if self._synchronous:
             self.put(frame)
             return None
-        growing = Growing(frame, lock)
+        growing = Growing(frame)
         return growing if self._enqueue(growing) else None
 
     def _enqueue(self, frame: Frame | Growing) -> bool:
         with self._changed:
             if self._closed or self._breaker.rests() or len(self._queue) >= self._capacity:
                 return False
+            if self._thread is None and not self._begin():
+                return False
             self._queue.append(frame)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="think-live", daemon=True)
-                self._thread.start()
-            elif not (self._busy or self._gathering):
+            if not (self._busy or self._gathering):
                 self._changed.notify_all()
+        return True
+
+    def _begin(self) -> bool:
+        thread = threading.Thread(target=self._run, name="think-live", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a process that ends, or may have no more threads
+            self._stop_for_a_while("the live log can't be written", str(error))
+            return False
+        self._thread = thread
         return True
 
     def flush(self, timeout: float) -> bool:
@@ -153,7 +177,7 @@ class LiveWriter:
                 if not self._queue:
                     return
                 self._gathering = True
-                left = max(FIRST_SECONDS, wrote_at + self._gather_seconds - self._clock.elapsed())
+                left = until_write(wrote_at, self._clock.elapsed(), self._gather_seconds)
                 self._changed.wait_for(lambda: self._hurry or self._closed, left)
                 self._gathering = False
                 frames = list(self._queue)
@@ -166,7 +190,12 @@ class LiveWriter:
                 self._changed.notify_all()
 
     def _append(self, waiting: Sequence[Frame | Growing]) -> None:
-        frames = [each.close() if isinstance(each, Growing) else each for each in waiting]
+        frames = []
+        for each in waiting:
+            if isinstance(each, Growing):
+                each.close()
+                each = each.as_frame()
+            frames.append(each)
         if self._breaker.rests():
             return
         began = self._clock.elapsed()
@@ -192,6 +221,13 @@ class LiveWriter:
                 self._rest_seconds,
                 f" ({why})" if why else "",
             )
+
+
+def until_write(wrote_at: float, now: float, cadence: float = CADENCE_SECONDS) -> float:
+    """How many seconds frames that wait *now* are left to gather others, after the last write at *wrote_at*."""
+    if now - wrote_at >= cadence:
+        return FIRST_SECONDS
+    return until_next(now - AFTER_SECONDS, cadence)
 
 
 class _Run:

@@ -18,6 +18,7 @@ import httpx
 from think_celery import forks
 from think_celery.clock import SystemClock
 from think_celery.protocols import ModelTimeouts
+from think_celery.providers.pace import Pace
 from think_celery.providers.permission import is_loopback
 from think_celery.providers.watchdog import Guard
 
@@ -32,6 +33,7 @@ class Connection:
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
         self.idle_since = 0.0
+        self.pace = Pace()
         self._socket: socket.socket | None = None
 
     def cut(self) -> None:
@@ -40,6 +42,21 @@ class Connection:
             with suppress(OSError):
                 # The plain socket's method: that of a TLS socket would take its state away from the reader.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _read_at_pace(self, stream: Any) -> None:
+        """Let the pace rest before reads of this stream of httpx's, which has no hook for that.
+
+        Elsewhere nobody knows whether a token is still to be read or has come with the one before.
+        """
+        read, pace = stream.read, self.pace
+
+        def rested(max_bytes: int, timeout: float | None = None) -> bytes:
+            pace.rest()
+            data: bytes = read(max_bytes, timeout)
+            pace.took(len(data))
+            return data
+
+        stream.read = rested
 
     @contextmanager
     def post(
@@ -60,6 +77,7 @@ class Connection:
         def trace(event: str, info: Mapping[str, Any]) -> None:
             if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
                 self._socket = info["return_value"].get_extra_info("socket")
+                self._read_at_pace(info["return_value"])
                 guard.reconnected()
             elif event.endswith(".send_request_headers.started"):
                 guard.extend(timeouts.first_token, waiting_for)
@@ -71,10 +89,12 @@ class Connection:
         request = self.client.build_request(
             "POST", url, headers=headers, content=content, timeout=limits, extensions={"trace": trace}
         )
+        self.pace.end()
         response = self.client.send(request, stream=True)
         try:
             yield response
         finally:
+            self.pace.end()
             response.close()
 
     def body(self, response: httpx.Response) -> Iterator[bytes]:

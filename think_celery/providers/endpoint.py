@@ -150,7 +150,7 @@ class Endpoint:
                         body = read_some(response, watched)
                         raise failures.of_status(response.status_code, response.headers, body)
                     chunks = connection.body(response)
-                    yield from Reader(chunks, watched, limits, answer).events()
+                    yield from Reader(chunks, watched, limits, answer, connection.pace).events()
             except Exception as error:
                 failure = self._failure(error, watched, secrets)
                 if isinstance(failure, ModelError) and answer.usage != Usage():

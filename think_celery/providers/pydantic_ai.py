@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from think_celery import forks
 from think_celery.errors import MissingExtra, ModelAborted, ModelError, NoModel
 
 try:
@@ -59,7 +60,8 @@ class PydanticAIModel:
                 "PydanticAIModel takes a name, a model of Pydantic AI, or a function that makes one.",
             )
         self._given, self._echo, self._needs_reason = model, echo, needs_finish_reason
-        self._lock = threading.Lock()
+        self._renew_lock()
+        forks.in_child(self._renew_lock)
         self._made: tuple[int, Any] | None = None  # the process's generation, and its model
         if name is not None:
             self.name = name
@@ -72,6 +74,9 @@ class PydanticAIModel:
 
     def __repr__(self) -> str:
         return f"PydanticAIModel(name={self.name!r})"
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def check(self) -> None:
         """Make this process's model, and ask it nothing.

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 
 from think_celery.errors import ModelError
 from think_celery.protocols import ModelEvent, ModelTimeouts, Usage
+from think_celery.providers.pace import Pace
 from think_celery.providers.sse import MAX_EVENT_BYTES, ServerSentEvent, SseDecoder
 from think_celery.providers.watchdog import Guard
 
@@ -61,9 +62,14 @@ class Reader:
     """Reads the body of one response."""
 
     def __init__(
-        self, chunks: Iterator[bytes], watched: Guard, limits: ModelTimeouts, answer: Answer
+        self,
+        chunks: Iterator[bytes],
+        watched: Guard,
+        limits: ModelTimeouts,
+        answer: Answer,
+        pace: Pace,
     ) -> None:
-        self._chunks, self._guard, self._answer = chunks, watched, answer
+        self._chunks, self._guard, self._answer, self._pace = chunks, watched, answer, pace
         self._gap = limits.token_gap
         self._gap_reason = f"no token came for {limits.token_gap:g} s in the middle of the answer"
 
@@ -115,7 +121,9 @@ class Reader:
     def _read_stream(self, start: bytes) -> Generator[ModelEvent, None, None]:
         """The events up to the end of the stream."""
         decoder, finished = SseDecoder(), False
+        self._pace.begin(self._guard.left)
         answer, take = self._answer, self._answer.take
+        guard = self._guard
         for chunk in self._all(start):
             self._check()
             events: list[ModelEvent] = []
@@ -124,14 +132,17 @@ class Reader:
                 if answer.done:
                     break
             if events:
-                self._guard.pause()  # the time that their reader takes is not the provider's
+                guard.pause()  # the time that their reader takes is not the provider's
                 for each in events:
-                    self._check()
+                    if guard.fired is not None:
+                        self._check()
                     yield each
             if answer.done:
+                self._pace.end()
                 return
             was_finished, finished = finished, answer.finished
             if finished and (events or not was_finished):
+                self._pace.end()
                 # Once only: neither comments nor bookkeeping make the trailer's time longer.
                 self._guard.extend(min(self._gap, TRAILER_SECONDS), self._gap_reason)
             elif events:
@@ -204,7 +215,10 @@ def frame_of(event: ServerSentEvent) -> Mapping[str, Any]:
     Raises:
         ModelError: It is none.
     """
-    frame = parsed(event.data)
+    try:
+        frame = from_json(event.data)
+    except ValueError:
+        frame = parsed(event.data)
     if event.kind == "error" and isinstance(frame, dict) and not frame.get("error"):
         frame = {"error": frame}
     if not isinstance(frame, dict):

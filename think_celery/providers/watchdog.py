@@ -41,7 +41,11 @@ class Guard:
         self._reason = reason
         self.deadline = deadline = _clock.elapsed() + seconds
         if deadline < self._watcher.wake_at:
-            self._watcher.wake()
+            self._watcher.wake(deadline)
+
+    def left(self) -> float:
+        """The seconds until it cuts; endless where it has no deadline."""
+        return self.deadline - _clock.elapsed()
 
     def pause(self) -> None:
         """Have no deadline until the next :meth:`extend`; an abort still cuts."""
@@ -96,17 +100,20 @@ class _Watcher:
 
     def add(self, guard: Guard) -> None:
         with self._changed:
-            self._guards.add(guard)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="think-watchdog", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="think-watchdog", daemon=True)
+                thread.start()  # before anybody counts on it: a process may have no more threads
+                self._thread = thread
+            self._guards.add(guard)
 
     def remove(self, guard: Guard) -> None:
         with self._changed:
             self._guards.discard(guard)
 
-    def wake(self) -> None:
+    def wake(self, deadline: float) -> None:
         with self._changed:
+            # It will look by then, and at all guards: a greenlet that reads a burst need not wake it for each token.
+            self.wake_at = min(self.wake_at, deadline)
             self._changed.notify()
 
     def _run(self) -> None:

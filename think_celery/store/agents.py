@@ -9,7 +9,8 @@ from sqlalchemy import Row, and_, bindparam, case, delete, exists, literal, null
 from think_celery.ids import AgentRef
 from think_celery.retries import MISSED_AFTER
 from think_celery.store.database import Tx
-from think_celery.store.statements import AT_MOST, insert_new, now, on_each, span
+from think_celery.store.missed import PutOff
+from think_celery.store.statements import AT_MOST, insert_new, now, on_each, span, unlocked
 from think_celery.store.tables import agents, lines, messages, submissions
 
 _MAKE = insert_new(agents, agents.c.epoch, epoch=0, created_at=now())
@@ -59,7 +60,7 @@ def next_epoch(tx: Tx, agent_id: str) -> None:
 
 
 # Also an agent that was destroyed and that somebody has given work since.
-_LIVES = or_(
+LIVES = or_(
     agents.c.destroyed_at.is_(None),
     exists().where(messages.c.agent_id == agents.c.id),
     exists().where(submissions.c.agent_id == agents.c.id, submissions.c.epoch >= agents.c.epoch),
@@ -68,7 +69,7 @@ _LIVES = or_(
 
 def find(tx: Tx, *, agent_class: str | None = None, limit: int = 100) -> Sequence[Row[Any]]:
     """Agents, newest first."""
-    statement = select(agents).where(_LIVES).order_by(agents.c.created_at.desc(), agents.c.id).limit(limit)
+    statement = select(agents).where(LIVES).order_by(agents.c.created_at.desc(), agents.c.id).limit(limit)
     if agent_class is not None:
         statement = statement.where(agents.c.agent_class == agent_class)
     return tx.execute(statement).all()
@@ -223,14 +224,18 @@ _MISSED = (
     .limit(AT_MOST)
 )
 _AS_SEEN = and_(_MINE, agents.c.knock_at == bindparam("seen"))
-_FREE = select(agents.c.id).where(_AS_SEEN).with_for_update(key_share=True, skip_locked=True)
-_KNOCK_AGAIN = update(agents).where(_AS_SEEN, agents.c.id.in_(_FREE)).values(knock_at=now(span("after")))
+_KNOCK_AGAIN = (
+    update(agents).where(_AS_SEEN, unlocked(agents.c.id, _AS_SEEN)).values(knock_at=now(span("after")))
+)
 _EXPECTED = select(agents.c.id).where(agents.c.knock_at > now())
 _KNOCK_NOW = (
     update(agents)
     .where(agents.c.id.in_(_EXPECTED.with_for_update(key_share=True, skip_locked=True)))
     .values(knock_at=now())
 )
+
+
+put_off = PutOff(agents, agents.c.id)
 
 
 def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
@@ -268,6 +273,7 @@ _DESTROY = (
         start_error=null(),
         start_failed_at=null(),
         destroyed_at=now(),
+        jobs_since=now(),
         sweep_at=now(span("after")),
         **_UNKNOCKED,
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Row, bindparam, or_, select, update
 
-from think_celery.states import SubmissionStatus
+from think_celery.states import SubmissionStatus, TurnKind
 from think_celery.store.database import Tx
 from think_celery.store.heads import HEAD_ID
 from think_celery.store.statements import now, span
@@ -17,7 +17,7 @@ _REPLACEABLE = (
     .where(
         submissions.c.agent_id == bindparam("agent"),
         submissions.c.status == SubmissionStatus.PENDING,
-        submissions.c.kind == "chat",
+        submissions.c.kind == TurnKind.CHAT,
         submissions.c.message_id.is_(None),  # its turn has never begun
         or_(submissions.c.id != HEAD_ID, submissions.c.not_before > now()),
     )

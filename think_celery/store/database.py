@@ -4,7 +4,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from types import MappingProxyType
@@ -176,6 +176,10 @@ class Database:
         self._reader: Engine | None = None
         self._forking = False
         self._direct = Direct() if self.on_postgres else None
+        # No connection to a SQLite file lives through a fork (see below), nor is one opened just then.
+        self._uncut: Callable[[], AbstractContextManager[None]] = (
+            nullcontext if self.on_postgres else forks.uncut
+        )
         forks.around(before=self._before_fork, in_parent=self._after_fork)
         forks.in_child(self._after_fork_in_child)
 
@@ -185,14 +189,15 @@ class Database:
         return self._engine or self._open()
 
     def _open(self) -> Engine:
-        with self._lock:
+        with forks.uncut(), self._lock:  # the driver, and what looks at the schema, are imported here
             if self._engine is None:
                 engine = make_engine(self.url, busy_timeout=self._busy_timeout, durable=self._durable)
                 if self._prepare is not None:
                     self._prepare(engine)
-                self._reader = engine.execution_options(think_read=True)
-                if engine.dialect.name == "postgresql":
-                    self._reader = engine.execution_options(isolation_level="AUTOCOMMIT")
+                alone = {"isolation_level": "AUTOCOMMIT"} if self.on_postgres else {"think_read": True}
+                # Others look without the lock. What they find must be whole: a statement that should commit by
+                # itself, on a connection that does not, would be undone without a word.
+                self._reader = engine.execution_options(**alone)
                 self._engine = engine
             return self._engine
 
@@ -230,7 +235,7 @@ class Database:
             return self._transact(work, lambda: True, single=True)
         for attempt in range(1, REPEATS + 2):
             try:
-                with connected(self._reading_engine()) as conn:
+                with self._uncut(), connected(self._reading_engine()) as conn:
                     tx = Tx(conn, self.clock, single=True, direct=self._direct)
                     result = work(tx)
             except DBAPIError as error:
@@ -253,7 +258,7 @@ class Database:
         for attempt in range(1, REPEATS + 2):
             committing = False
             try:
-                with connected(self.engine) as conn:
+                with self._uncut(), connected(self.engine) as conn:
                     transaction = conn.begin()
                     tx = Tx(conn, self.clock, single=single, direct=self._direct)
                     result = work(tx)
@@ -275,7 +280,7 @@ class Database:
         """
         for attempt in range(1, REPEATS + 2):
             try:
-                with connected(self._reading_engine()) as conn:
+                with self._uncut(), connected(self._reading_engine()) as conn:
                     return work(Tx(conn, self.clock, direct=self._direct))
             except DBAPIError as error:
                 if attempt > REPEATS or not is_passing(error, committing=False):

@@ -1,14 +1,16 @@
 """The end of a turn that ends by itself: its line, its message and its submission change together."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import CTE, and_, bindparam, func, literal, null, select, update
+from sqlalchemy import CTE, and_, bindparam, delete, exists, func, null, select, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.sql import ColumnElement
 
 from think_celery.errors import LeaseLost
-from think_celery.states import SUBMISSION_MOVES, SubmissionStatus, is_terminal
-from think_celery.store import lines, messages, submissions
+from think_celery.states import SUBMISSION_MOVES, SubmissionStatus
+from think_celery.store import lines, messages, outbox, submissions
 from think_celery.store.database import Tx
 from think_celery.store.leases import LINE_HELD, Lease, fence
 from think_celery.store.moves import moving
@@ -16,35 +18,22 @@ from think_celery.store.tables import lines as line_table
 from think_celery.store.tables import messages as message_table
 from think_celery.store.tables import submissions as submission_table
 
-# On PostgreSQL one statement, for each costs a turn a round trip. Where the line is not the holder's any more there is
-# no row of it, so that nothing is inserted and nothing ends; both must wait for it: so the line is locked first, as by
-# two statements.
+# On PostgreSQL this is one statement, for each costs a turn a round trip. All parts of it hang on the row of the line,
+# which is locked first: where the line is not the holder's any more there is none, so nothing is stored or ended.
 _FREED = update(line_table).where(LINE_HELD).values(process_id=null()).returning(line_table.c.agent_id)
 _KEPT = select(line_table.c.agent_id).where(LINE_HELD).with_for_update(key_share=True)
-_COLUMNS = ["message_id", "role", "parts", "metadata", "created_at"]
 
 
-def _stored(line: CTE) -> CTE:
-    new = select(
-        line.c.agent_id,
-        *(bindparam(f"new_{name}", type_=message_table.c[name].type) for name in _COLUMNS),
-        messages.END,
-        literal(messages.DONE),
+def _removed(line: CTE) -> CTE:
+    its_own = and_(
+        message_table.c.agent_id.in_(select(line.c.agent_id)),
+        message_table.c.message_id == bindparam("new_message_id", type_=message_table.c.message_id.type),
     )
-    inserted = insert(message_table).from_select(["agent_id", *_COLUMNS, "position", "status"], new)
-    return (
-        inserted.on_conflict_do_update(
-            index_elements=[message_table.c.agent_id, message_table.c.message_id],
-            set_={name: inserted.excluded[name] for name in ("parts", "metadata", "position", "status")},
-        )
-        .returning(message_table.c.seq)
-        .cte()
-    )
+    return delete(message_table).where(its_own).returning(message_table.c.seq).cte()
 
 
-def _ending(status: SubmissionStatus, *, keep: bool) -> Any:
-    line = _KEPT.cte() if keep else _FREED.cte()
-    ended = moving(
+def _ended(line: CTE, status: SubmissionStatus) -> CTE:
+    return moving(
         submission_table,
         and_(
             submission_table.c.seq == bindparam("number"),
@@ -56,18 +45,22 @@ def _ending(status: SubmissionStatus, *, keep: bool) -> Any:
         error=bindparam("why", type_=submission_table.c.error.type),
         **submissions.ENDED,
     ).cte()
+
+
+@cache
+def _ending(status: SubmissionStatus, *, keep: bool, says: bool) -> Any:
+    line = (_KEPT if keep else _FREED).cte()
+    return _statement(line, _ended(line, status), says)
+
+
+def _statement(line: CTE, ended: CTE, says: bool, *more: ColumnElement[Any]) -> Any:
     return select(
         select(func.count()).select_from(line).scalar_subquery().label("held"),
         select(func.count()).select_from(ended).scalar_subquery().label("ended"),
-    ).add_cte(_stored(line))
-
-
-_END = {
-    (status, keep): _ending(status, keep=keep)
-    for status in SubmissionStatus
-    if is_terminal(status)
-    for keep in (False, True)
-}
+        *more,
+    ).add_cte(
+        messages.putting_under(line, insert, messages.END, messages.DONE).cte() if says else _removed(line)
+    )
 
 
 def end_turn(
@@ -90,7 +83,7 @@ def end_turn(
     Raises:
         LeaseLost: The line is not the holder's any more. Nothing is changed.
     """
-    if message is None or not tx.postgres:
+    if not tx.postgres:
         if keep:
             fence(tx, lease)
         elif not lines.free_line(tx, lease):
@@ -100,10 +93,76 @@ def end_turn(
         else:
             messages.store_finished(tx, lease.key, message)
         return submissions.end(tx, seq, status, error_type=error_type, error=error, tokens=tokens)
-    new = {f"new_{name}": message.get(name) for name in _COLUMNS}
-    values = {"agent": lease.key, "number": seq, "why_type": error_type, "why": error}
-    given = {**lease.parameters, **new, **values, **submissions.used(tokens)}
-    done = tx.execute(_END[status, keep], given).one()
+    given = _given(lease, seq, message_id, message, error_type, error, tokens)
+    done = tx.execute(_ending(status, keep=keep, says=message is not None), given).one()
     if not done.held:
         raise LeaseLost(str(lease))
     return bool(done.ended)
+
+
+def _given(
+    lease: Lease,
+    seq: int,
+    message_id: str,
+    message: dict[str, Any] | None,
+    error_type: str | None,
+    error: str | None,
+    tokens: Mapping[str, int] | None,
+) -> dict[str, Any]:
+    new: dict[str, Any] = {"new_message_id": message_id}
+    if message is not None:
+        new = {"agent": lease.key, **{f"new_{name}": message.get(name) for name in messages.GIVEN}}
+    values = {"number": seq, "why_type": error_type, "why": error}
+    return {**lease.parameters, **new, **values, **submissions.used(tokens)}
+
+
+# --- the whole end in one statement ---------------------------------------------------------------
+
+_PENDING = and_(
+    submission_table.c.agent_id == bindparam("lease_key"),
+    submission_table.c.status == SubmissionStatus.PENDING,
+)
+
+
+@cache
+def _ending_at_once(status: SubmissionStatus, *, keep: bool, says: bool, tells: bool) -> Any:
+    # Only where nobody waits: who does must be expected (`knock_at`) by a statement that sees the line free. One that
+    # is committed while this runs has set its own time, as everything that is accepted; where the tick has taken that
+    # back since, it has said so in the line.
+    nobody_waits = and_(
+        line_table.c.look_at.is_(None), ~exists(select(submission_table.c.seq).where(_PENDING))
+    )
+    line = (_KEPT if keep else _FREED.where(nobody_waits)).cte()
+    ended = _ended(line, status)
+    if not tells:
+        return _statement(line, ended, says)
+    news = select(outbox.inserting(ended).c.id).scalar_subquery().label("news_id")
+    return _statement(line, ended, says, news)
+
+
+def end_at_once(
+    tx: Tx,
+    lease: Lease,
+    seq: int,
+    status: SubmissionStatus,
+    message_id: str,
+    message: dict[str, Any] | None,
+    *,
+    keep: bool,
+    error_type: str | None,
+    error: str | None,
+    tokens: Mapping[str, int] | None,
+    news: Mapping[str, Any] | None,
+) -> tuple[bool, str | None] | None:
+    """Do what :func:`end_turn` does, store the news of it, and see that nobody has to be expected, on PostgreSQL.
+
+    Whether this call ended it, and the id of the news, if that is new. ``None``, and nothing is changed: another
+    submission waits for the line that is given back; or the line is not the holder's any more.
+    """
+    how = _ending_at_once(status, keep=keep, says=message is not None, tells=news is not None)
+    told = {} if news is None else {f"news_{name}": news[name] for name in outbox.GIVEN}
+    given = _given(lease, seq, message_id, message, error_type, error, tokens)
+    done = tx.execute(how, {**given, **told}).one()
+    if not done.held:
+        return None
+    return bool(done.ended), None if news is None else done.news_id

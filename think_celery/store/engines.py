@@ -2,7 +2,7 @@
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -10,12 +10,17 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.sql.compiler import Compiled
+from sqlalchemy.util import LRUCache
 
 from think_celery.errors import MissingExtra
 from think_celery.store.urls import driver_arguments
 
 IDLE_SECONDS = 5
 """How long a transaction of ours may do nothing on PostgreSQL before the server ends it."""
+
+MOST_CONNECTIONS = 15
+"""To one PostgreSQL server, from one process: whoever needs another one waits."""
 
 _REPEATABLE_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 _LOCKED_STATE = "55P03"  # lock not available: the lock_timeout is over
@@ -35,14 +40,56 @@ def make_engine(url: URL, *, busy_timeout: timedelta, durable: bool) -> Engine:
     *busy_timeout* is how long SQLite waits for its one writer. Without *durable* its last commits may be
     lost in a power cut.
     """
-    if url.get_backend_name() == "sqlite":
-        return _sqlite(url, busy_timeout, durable)
+    sqlite = url.get_backend_name() == "sqlite"
+    engine = _sqlite(url, busy_timeout, durable) if sqlite else _postgresql(url)
+    engine.update_execution_options(compiled_cache=_compiled)
+    return engine
+
+
+class _CompiledOnce(MutableMapping[Any, Compiled]):
+    """What statements were compiled to: once for all engines of a process whose servers speak alike.
+
+    SQLAlchemy's own cache knows an engine's dialect by its identity. In a test suite, where each test has a
+    database of its own, compiling the same statements again took half of the time.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._kept: LRUCache[Any, Compiled] = LRUCache(capacity)
+
+    def __getitem__(self, key: Any) -> Compiled:
+        return self._kept[_alike(key)]
+
+    def __setitem__(self, key: Any, compiled: Compiled) -> None:
+        self._kept[_alike(key)] = compiled
+
+    def __delitem__(self, key: Any) -> None:
+        del self._kept[_alike(key)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def _alike(key: Any) -> Any:
+    dialect, *statement = key
+    return type(dialect), dialect.server_version_info, *statement
+
+
+_compiled = _CompiledOnce(capacity=1000)
+
+
+def _postgresql(url: URL) -> Engine:
     try:
         engine = create_engine(
             url,
             connect_args=driver_arguments(url),
             isolation_level="READ COMMITTED",  # what every conditional UPDATE here counts on
             pool_use_lifo=True,
+            # All are kept: turns that store at the same moment would open and close the others each time.
+            pool_size=MOST_CONNECTIONS,
+            max_overflow=0,
             hide_parameters=True,
         )
     except ModuleNotFoundError as error:

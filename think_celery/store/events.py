@@ -127,6 +127,41 @@ def first_unread(
     return tx.execute(_FIRST_UNREAD_BY, {**values, "until": until}).first()
 
 
+_UNREAD_OF = (
+    select(events)
+    .where(
+        _OF_KEY,
+        events.c.run == bindparam("of_run"),
+        events.c.type.in_(bindparam("of_types", expanding=True)),
+        events.c.consumed_by.is_(None),
+    )
+    .order_by(events.c.seq)
+)
+_UNREAD_OF_BY = _UNREAD_OF.where(events.c.created_at <= bindparam("until", type_=events.c.created_at.type))
+
+
+_ALL_UNREAD = (
+    select(events)
+    .where(_OF_KEY, events.c.run == bindparam("of_run"), events.c.consumed_by.is_(None))
+    .order_by(events.c.seq)
+)
+
+
+def unread(tx: Tx, workflow_key: str, run: int) -> Sequence[Row[Any]]:
+    """Every event of a run that no step has taken, oldest first."""
+    return tx.execute(_ALL_UNREAD, {"of_key": workflow_key, "of_run": run}).all()
+
+
+def unread_of(
+    tx: Tx, workflow_key: str, run: int, types: Sequence[str], until: datetime | None = None
+) -> Sequence[Row[Any]]:
+    """All events of these types that no step has taken, sent at or before *until*, oldest first."""
+    values: dict[str, Any] = {"of_key": workflow_key, "of_run": run, "of_types": list(types)}
+    if until is None:
+        return tx.execute(_UNREAD_OF, values).all()
+    return tx.execute(_UNREAD_OF_BY, {**values, "until": until}).all()
+
+
 _FOUND = events.alias("found")
 _INBOX = select(workflows.c.inbox).where(workflows.c.key == bindparam("of_key")).scalar_subquery()
 
@@ -149,7 +184,12 @@ _BEGIN = _beginning()
 
 
 def begin_wait(
-    tx: Tx, lease: Lease, ref: StepRef, type: str | None, timeout: timedelta | None
+    tx: Tx,
+    lease: Lease,
+    ref: StepRef,
+    type: str | None,
+    timeout: timedelta | None,
+    told: str | None = None,
 ) -> Row[Any] | None:
     """Add the entry of a step that waits, and look as :func:`look` does, in one statement.
 
@@ -159,7 +199,7 @@ def begin_wait(
     if not tx.postgres:
         return None
     of = {"of_key": ref.workflow_key, "of_run": ref.run, "of_type": type}
-    return tx.execute(_BEGIN, {**steps_store.new_waiting(lease, ref, timeout), **of}).first()
+    return tx.execute(_BEGIN, {**steps_store.new_waiting(lease, ref, timeout, told), **of}).first()
 
 
 def _looking() -> Select[Any]:
@@ -248,7 +288,7 @@ def adopt(tx: Tx, workflow_key: str, run: int) -> int:
 _ADOPTABLE = (
     select(events.c.workflow_key)
     .join(workflows, workflows.c.key == events.c.workflow_key)
-    .where(_EARLY)
+    .where(_EARLY, workflows.c.deleted_at.is_(None))
     .distinct()
     .limit(AT_MOST)
 )

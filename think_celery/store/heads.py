@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, and_, bindparam, func, null, or_, select, update
+from sqlalchemy import Row, Select, and_, bindparam, func, null, or_, select, update
 from sqlalchemy.sql import ColumnElement
 
 from think_celery.retries import MISSED_AFTER
 from think_celery.states import SubmissionStatus
 from think_celery.store.database import Tx
 from think_celery.store.leases import TURNS
-from think_celery.store.statements import AT_MOST, now, span
-from think_celery.store.submissions import EPOCH, IS_UNFINISHED, MINE, lock
+from think_celery.store.missed import Missed, PutOff
+from think_celery.store.statements import now, span, unlocked
+from think_celery.store.submissions import IS_UNFINISHED, MINE, epoch_of, lock
 from think_celery.store.tables import agents, lines, submissions
 
 _KNOCK = (
@@ -27,22 +28,26 @@ _KNOCK = (
 )
 
 
-# The head is looked for among the rows that are visible now: a lower number can still be committed.
-_RUNNING = select(submissions.c.id).where(
-    submissions.c.agent_id == bindparam("agent"), submissions.c.status == SubmissionStatus.RUNNING
-)
-# Between "pending" and "pending": with an equals sign PostgreSQL may walk the whole table by number, for it
-# takes an agent of whom much waits to be met soon.
-_FIRST_PENDING = (
-    select(submissions.c.id)
-    .where(
-        submissions.c.agent_id == bindparam("agent"),
-        submissions.c.status.between(SubmissionStatus.PENDING.value, SubmissionStatus.PENDING.value),
+def _head_id(agent: ColumnElement[Any]) -> ColumnElement[Any]:
+    # The head is looked for among the rows that are visible now: a lower number can still be committed.
+    rows = submissions.alias()
+    running = select(rows.c.id).where(rows.c.agent_id == agent, rows.c.status == SubmissionStatus.RUNNING)
+    # Between "pending" and "pending": with an equals sign PostgreSQL may walk the whole table by number, for it
+    # takes an agent of whom much waits to be met soon.
+    first_pending = (
+        select(rows.c.id)
+        .where(
+            rows.c.agent_id == agent,
+            rows.c.status.between(SubmissionStatus.PENDING.value, SubmissionStatus.PENDING.value),
+        )
+        .order_by(rows.c.status, rows.c.seq)
+        .limit(1)
     )
-    .order_by(submissions.c.status, submissions.c.seq)
-    .limit(1)
-)
-HEAD_ID = func.coalesce(_RUNNING.limit(1).scalar_subquery(), _FIRST_PENDING.scalar_subquery())
+    return func.coalesce(running.limit(1).scalar_subquery(), first_pending.scalar_subquery())
+
+
+_AGENT: ColumnElement[Any] = bindparam("agent")
+HEAD_ID = _head_id(_AGENT)
 _DUE = or_(submissions.c.not_before.is_(None), submissions.c.not_before <= now())
 
 _HEAD = (
@@ -75,9 +80,10 @@ def head(tx: Tx, agent_id: str) -> Row[Any] | None:
     return tx.execute(_HEAD, {"agent": agent_id}).first()
 
 
-_STARTED = select(agents.c.started_version).where(agents.c.id == bindparam("agent")).scalar_subquery()
-_CANDIDATE = (
-    select(
+def candidate(agent: ColumnElement[Any], *more: ColumnElement[Any]) -> Select[Any]:
+    """What a claim asks of a submission of that agent; and *more*."""
+    started = select(agents.c.started_version).where(agents.c.id == agent).scalar_subquery()
+    return select(
         submissions.c.seq,
         submissions.c.id,
         submissions.c.agent_id,
@@ -92,6 +98,7 @@ _CANDIDATE = (
         submissions.c.workflow_key,
         submissions.c.workflow_run,
         submissions.c.event_type,
+        submissions.c.slot_id,
         submissions.c.message_id,
         submissions.c.continues,
         submissions.c.steps_before,
@@ -108,14 +115,15 @@ _CANDIDATE = (
         submissions.c.input_tokens,
         submissions.c.output_tokens,
         submissions.c.total_tokens,
-        _STARTED.label("started_version"),
-        (submissions.c.id == HEAD_ID).label("is_head"),
+        started.label("started_version"),
+        (submissions.c.id == _head_id(agent)).label("is_head"),
         _DUE.label("due"),
-        (submissions.c.epoch < EPOCH).label("outdated"),
+        (submissions.c.epoch < epoch_of(agent)).label("outdated"),
+        *more,
     )
-    .where(MINE)
-    .with_for_update(key_share=True, skip_locked=True, of=submissions)
-)
+
+
+_CANDIDATE = candidate(_AGENT).where(MINE).with_for_update(key_share=True, skip_locked=True, of=submissions)
 
 
 def lock_candidate(tx: Tx, agent_id: str, submission_id: str) -> Row[Any] | None:
@@ -161,27 +169,21 @@ def look_later(tx: Tx, seq: int) -> None:
     tx.execute(_LOOK_LATER, {"number": seq})
 
 
-_MISSED = (
-    select(*_KNOCK, submissions.c.knock_at, submissions.c.knocks)
-    .where(submissions.c.knock_at <= now())
-    .order_by(submissions.c.knock_at)
-    .limit(AT_MOST)
-)
+_MISSED = Missed(submissions, *_KNOCK)
+put_off_knocked = PutOff(submissions, submissions.c.id)
 
 
 def missed(tx: Tx, limit: int) -> list[Row[Any]]:
     """Submissions whose knock seems lost."""
-    return list(tx.execute(_MISSED, {"at_most": limit}))
-
-
-def _unlocked(where: ColumnElement[bool]) -> ColumnElement[bool]:
-    # Waiting for a caller's slow transaction would hold up the whole pass. (SQLite has one writer anyway.)
-    free = select(submissions.c.seq).where(where).with_for_update(key_share=True, skip_locked=True)
-    return submissions.c.seq.in_(free)
+    return _MISSED.look(tx, limit)
 
 
 _AS_SEEN = and_(MINE, submissions.c.knock_at == bindparam("seen"))
-_KNOCK_AGAIN = update(submissions).where(_AS_SEEN, _unlocked(_AS_SEEN)).values(knock_at=now(span("after")))
+_KNOCK_AGAIN = (
+    update(submissions)
+    .where(_AS_SEEN, unlocked(submissions.c.seq, _AS_SEEN))
+    .values(knock_at=now(span("after")))
+)
 
 
 def knock_again(tx: Tx, submission_id: str, seen: datetime, after: timedelta, knocks: int) -> bool:
@@ -193,7 +195,7 @@ def knock_again(tx: Tx, submission_id: str, seen: datetime, after: timedelta, kn
 _UNEXPECTED = and_(MINE, submissions.c.knock_at.is_(None), IS_UNFINISHED)
 _EXPECT_AGAIN = (
     update(submissions)
-    .where(_UNEXPECTED, _unlocked(_UNEXPECTED))
+    .where(_UNEXPECTED, unlocked(submissions.c.seq, _UNEXPECTED))
     .values(knock_at=now(span("after")), knocks=0)
 )
 
@@ -207,7 +209,9 @@ _STALE = and_(
     submissions.c.id.in_(bindparam("submissions", expanding=True)),
     submissions.c.knock_at <= bindparam("seen"),
 )
-_EXPECT_NONE = update(submissions).where(_STALE, _unlocked(_STALE)).values(knock_at=null(), knocks=0)
+_STALE_AND_FREE = update(submissions).where(_STALE, unlocked(submissions.c.seq, _STALE))
+_EXPECT_NONE = _STALE_AND_FREE.values(knock_at=null(), knocks=0)
+_PUT_OFF = _STALE_AND_FREE.values(knock_at=now(span("after")))
 
 
 def expect_none(tx: Tx, submission_ids: Sequence[str], seen: datetime) -> int:
@@ -217,6 +221,11 @@ def expect_none(tx: Tx, submission_ids: Sequence[str], seen: datetime) -> int:
     has set a later time. Rows that somebody is changing just now are left for the next pass.
     """
     return tx.execute(_EXPECT_NONE, {"submissions": submission_ids, "seen": seen}).rowcount
+
+
+def put_off(tx: Tx, submission_ids: Sequence[str], seen: datetime, after: timedelta) -> int:
+    """Let the tick look at such rows again only *after* so long; say how many."""
+    return tx.execute(_PUT_OFF, {"submissions": submission_ids, "seen": seen, "after": after}).rowcount
 
 
 def knock_now(tx: Tx) -> None:

@@ -12,6 +12,7 @@ from think_celery.states import OutboxStatus, SubmissionStatus, WorkflowStatus, 
 from think_celery.store import statements
 from think_celery.store.database import Tx
 from think_celery.store.leases import HELD, Lease
+from think_celery.store.schedule_tables import schedules
 from think_celery.store.statements import AT_MOST, on_each
 from think_celery.store.tables import agents, outbox, processes, submissions, ticks, workflows
 from think_celery.store.types import UtcDateTime
@@ -114,13 +115,14 @@ def waiting_turns(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
 def waiting_runs(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
     """Runs of workflows that wait for a worker, in groups of one class, version and queue."""
     w = workflows.c
+    queue = func.coalesce(w.step_queue, w.queue)
     freed = and_(w.status == WorkflowStatus.RUNNING, w.process_id.is_(None))
     statement = (
         select(
             w.workflow,
             w.version,
             w.agent_class,
-            w.queue,
+            queue.label("queue"),
             func.count().label("count"),
             _count(w.knock_at < statements.now(-late)).label("forgotten"),
             func.max(w.knocks).label("knocks"),
@@ -128,8 +130,8 @@ def waiting_runs(tx: Tx, late: timedelta) -> Sequence[Row[Any]]:
             func.min(w.workflow_id).label("example"),
         )
         .where(w.knock_at.is_not(None), or_(w.status == WorkflowStatus.QUEUED, freed))
-        .group_by(w.workflow, w.version, w.agent_class, w.queue)
-        .order_by(w.workflow, w.version, func.coalesce(w.queue, ""))
+        .group_by(w.workflow, w.version, w.agent_class, queue)
+        .order_by(w.workflow, w.version, func.coalesce(queue, ""))
     )
     return tx.execute(statement).all()
 
@@ -197,11 +199,11 @@ def dying_runs(tx: Tx, attempts: int, takeovers: int, limit: int) -> Sequence[Ro
 
 
 def paused_runs(tx: Tx, limit: int) -> Sequence[Row[Any]]:
-    """Runs that have stopped resumably."""
+    """Runs that have stopped with an error, and can be resumed; not those that somebody has paused."""
     w = workflows.c
     statement = (
         select(w.workflow, w.workflow_id, w.error_type)
-        .where(w.status == WorkflowStatus.PAUSED)
+        .where(w.status == WorkflowStatus.PAUSED, w.error_type.is_not(None))
         .order_by(w.created_at)
         .limit(limit)
     )
@@ -230,3 +232,36 @@ def failed_starts(tx: Tx, limit: int) -> Sequence[Row[Any]]:
         .limit(limit)
     )
     return tx.execute(statement).all()
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+_ARMED = schedules.c.due_at.is_not(None)
+
+
+def armed_schedules(tx: Tx) -> Any:
+    """How many schedules may fire (``count``), and since when the first of them is there (``oldest``)."""
+    columns = func.count().label("count"), func.min(schedules.c.created_at).label("oldest")
+    return tx.execute(select(*columns).select_from(schedules).where(_ARMED)).one()
+
+
+def called_by_schedules(tx: Tx) -> Sequence[Any]:
+    """What the schedules that may fire call, in groups of one class and method, with one of each as an ``example``."""
+    s = schedules.c
+    columns = s.agent_class, s.method, func.count().label("count"), func.min(s.id).label("example")
+    statement = select(*columns).where(_ARMED).group_by(s.agent_class, s.method)
+    return tx.execute(statement.order_by(s.agent_class, func.coalesce(s.method, ""))).all()
+
+
+def late_schedules(tx: Tx, late: timedelta, limit: int) -> Sequence[Row[Any]]:
+    """Schedules that should have fired that long ago, the longest late first."""
+    overdue = schedules.c.due_at < statements.now(-late)
+    statement = select(schedules).where(overdue).order_by(schedules.c.due_at).limit(AT_MOST)
+    return tx.execute(statement, {"at_most": limit}).all()
+
+
+def unfired(tx: Tx, kind: str, silent: timedelta) -> bool:
+    """Whether there are schedules, and no pass of that *kind* was made for so long, though one of them is that old."""
+    looked = select(ticks.c.kind).where(ticks.c.kind == kind, ticks.c.last_at >= statements.now(-silent))
+    armed = select(schedules.c.id).where(_ARMED, schedules.c.created_at <= statements.now(-silent))
+    return bool(tx.execute(select(and_(armed.exists(), ~looked.exists()))).scalar())

@@ -1,7 +1,7 @@
-"""Leases: who may work on an agent's turns or on a workflow, and the fence that keeps everyone else out.
+"""Leases: who may work on an agent's turns, a workflow or a job, and the fence that keeps everyone else out.
 
-An agent's lease is in its line (``store.lines``), a workflow's in its own row. Whoever takes a lease, or takes
-one away, raises its token in the same statement; whoever holds an older token can't write.
+An agent's lease is in its line (``store.lines``), a workflow's or a job's in its own row. Whoever takes a lease, or
+takes one away, raises its token in the same statement; whoever holds an older token can't write.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from typing import Any, Literal
 from sqlalchemy import Executable, and_, bindparam, func, literal_column, or_, select, union_all
 
 from think_celery.errors import LeaseLost
-from think_celery.states import WorkflowStatus
+from think_celery.states import JobStatus, WorkflowStatus
 from think_celery.store.database import Tx
 from think_celery.store.statements import AT_MOST
-from think_celery.store.tables import lines, processes, workflows
+from think_celery.store.tables import jobs, lines, processes, workflows
 
 TURNS: Literal["turn"] = "turn"
 """The kind of the leases on an agent's turns, and of the lines that hold them."""
 
-Kind = Literal["turn", "workflow"]
+Kind = Literal["turn", "workflow", "job"]
 
 LINE_HELD = and_(
     lines.c.agent_id == bindparam("lease_key"),
@@ -37,6 +37,16 @@ WORKFLOW_HELD = and_(
 )
 """The same of a workflow's row."""
 
+JOB_WORKED_ON = and_(
+    jobs.c.id == bindparam("lease_key"),
+    jobs.c.token == bindparam("lease_token"),
+    jobs.c.process_id == bindparam("lease_process"),
+)
+"""The same of a job's row, also of one that was cancelled meanwhile: its holder has yet to stop."""
+
+JOB_HELD = and_(JOB_WORKED_ON, jobs.c.status == JobStatus.RUNNING)
+"""The same of a job that nobody has ended."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lease:
@@ -49,7 +59,7 @@ class Lease:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The lease for a statement with :data:`LINE_HELD` or :data:`WORKFLOW_HELD`."""
+        """The lease for a statement with :data:`LINE_HELD`, :data:`WORKFLOW_HELD` or :data:`JOB_HELD`."""
         return {"lease_key": self.key, "lease_token": self.token, "lease_process": self.process_id}
 
     def __str__(self) -> str:
@@ -66,19 +76,23 @@ HELD = union_all(
     select(literal_column("'workflow'"), workflows.c.key, workflows.c.process_id, workflows.c.token).where(
         workflows.c.status == WorkflowStatus.RUNNING, workflows.c.process_id.is_not(None)
     ),
+    select(literal_column("'job'"), jobs.c.id, jobs.c.process_id, jobs.c.token).where(
+        jobs.c.process_id.is_not(None)
+    ),
 ).subquery("held")
-"""Every lease that some process holds, on lines and on workflows."""
+"""Every lease that some process holds, on lines, workflows and jobs."""
 
 
 _IS_HELD: Mapping[Kind, Any] = {
     "turn": select(lines.c.token).where(LINE_HELD),
-    "workflow": select(workflows.c.inbox).where(WORKFLOW_HELD),
+    "workflow": select(workflows.c.inbox, workflows.c.pause_at).where(WORKFLOW_HELD),
+    "job": select(jobs.c.token).where(JOB_HELD),
 }
 _FENCE = {kind: is_held.with_for_update(key_share=True) for kind, is_held in _IS_HELD.items()}
 
 
 def fence(tx: Tx, lease: Lease) -> Any:
-    """Lock the lease's row for this transaction, or raise. A workflow's row comes with its ``inbox``.
+    """Lock the lease's row for this transaction, or raise. A workflow's row comes with ``inbox`` and ``pause_at``.
 
     The first statement of each write of a holder (in ``step.transaction`` the last). The lock doesn't
     collide with foreign keys of the callers' own inserts.
@@ -101,7 +115,7 @@ _HELD_BY = select(HELD).where(HELD.c.process_id == bindparam("process"))
 
 
 def held_by(tx: Tx, process_id: str) -> set[Lease]:
-    """Every lease that a process holds, on lines and on workflows."""
+    """Every lease that a process holds, on lines, workflows and jobs."""
     return set(_leases(tx, _HELD_BY, process=process_id))
 
 

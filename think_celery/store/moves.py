@@ -7,8 +7,8 @@ A module of rows makes each of its moves once, as a constant, with :func:`moving
 
     move(tx, _SETTLE, outbox_id=outbox_id, last_error="…")
 
-Two statements do without, for they go over rows of several statuses at once: ``workflows.wake`` and
-``submissions.end_all``. Tests hold them to the same lists of moves.
+Three statements do without, for they go over rows of several statuses at once, or to one of two: ``workflows.wake``,
+``submissions.end_all`` and ``outbox.deliver``. Tests hold them to the same lists of moves.
 """
 
 from collections.abc import Iterable

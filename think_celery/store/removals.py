@@ -1,4 +1,4 @@
-"""Submissions of an agent that was destroyed."""
+"""Submissions and jobs of an agent that is being destroyed."""
 
 from sqlalchemy import and_, bindparam, delete, exists, null, or_, select, update
 
@@ -6,7 +6,7 @@ from think_celery.states import OutboxStatus
 from think_celery.store.database import Tx
 from think_celery.store.statements import AT_MOST
 from think_celery.store.submissions import TERMINAL
-from think_celery.store.tables import outbox, submissions
+from think_celery.store.tables import jobs, outbox, submissions
 
 _BEFORE = and_(
     submissions.c.agent_id == bindparam("agent"),
@@ -62,3 +62,14 @@ _FORGET_NEWS = delete(outbox).where(outbox.c.submission_id.in_(bindparam("of_sub
 def empty_before(tx: Tx, agent_id: str, epoch: int) -> int:
     """Empty those that stay, and say how many there are."""
     return tx.execute(_EMPTY_BEFORE, {"agent": agent_id, "before": epoch}).rowcount
+
+
+_JOBS = select(jobs.c.id).where(jobs.c.agent_id == bindparam("agent"))
+_FREE_JOBS = _JOBS.with_for_update(skip_locked=True)
+
+
+def lock_jobs(tx: Tx, agent_id: str) -> str | None:
+    """Lock every job of an agent but those that another transaction has locked; the id of one of those, if any."""
+    there = set(tx.execute(_JOBS, {"agent": agent_id}).scalars())
+    locked = set(tx.execute(_FREE_JOBS, {"agent": agent_id}).scalars())
+    return min(there - locked, default=None)

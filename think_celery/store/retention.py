@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import BindParameter, and_, bindparam, delete, exists, func, null, or_, select, update
 
 from think_celery.states import InteractionStatus, OutboxStatus, is_terminal
-from think_celery.store import usage
+from think_celery.store import children, control, usage
 from think_celery.store.database import Tx
 from think_celery.store.removals import UNTOLD
 from think_celery.store.statements import AT_MOST, now, span
@@ -136,10 +136,11 @@ _ENDED = (
         workflows.c.completed_at.is_not(None),
         workflows.c.completed_at < _AGE,
         workflows.c.status.in_(ENDED_RUNS),
+        ~children.UNTOLD,
     )
     .order_by(workflows.c.completed_at)
     .limit(AT_MOST)
-    .with_for_update(skip_locked=True)
+    .with_for_update(skip_locked=True, of=workflows)
 )
 _KEYS: BindParameter[Any] = bindparam("keys", expanding=True)
 _COUNTS = (
@@ -148,20 +149,23 @@ _COUNTS = (
     .group_by(steps.c.workflow_key)
 )
 _DELETE_RUNS = [
-    delete(table).where(column.in_(_KEYS))
-    for table, column in (
-        (steps, steps.c.workflow_key),
-        (events, events.c.workflow_key),
-        (workflows, workflows.c.key),
-    )
+    delete(steps).where(steps.c.workflow_key.in_(_KEYS)),
+    # One index for each.
+    delete(events).where(events.c.workflow_key.in_(_KEYS), events.c.consumed_by.is_(None)),
+    delete(events).where(events.c.workflow_key.in_(_KEYS), events.c.consumed_by.is_not(None)),
+    delete(workflows).where(workflows.c.key.in_(_KEYS)),
 ]
 
 
 def delete_workflows(tx: Tx, age: timedelta, limit: int) -> int:
-    """Delete workflows that ended so long ago with their journals and events, and say how many."""
+    """Delete workflows that ended so long ago with their journals and events, and say how many.
+
+    The keys of their prompts are released: a workflow that is started under the same id prompts anew.
+    """
     keys = list(tx.execute(_ENDED, _ago(age, limit)).scalars())
     keys = _few_enough(tx, keys) if keys else keys
     if keys:
+        control.release_keys(tx, control.prompted(tx, keys))
         for statement in _DELETE_RUNS:
             tx.execute(statement, {"keys": keys})
     return len(keys)

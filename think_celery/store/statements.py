@@ -79,6 +79,14 @@ def span(name: str) -> ColumnElement[timedelta]:
     return bindparam(name, type_=Span)
 
 
+def unlocked(column: ColumnElement[Any], where: ColumnElement[bool]) -> ColumnElement[bool]:
+    """*where*, for a change of the tick, but for rows that somebody has locked: *column* is the primary key.
+
+    Waiting for a caller's slow transaction would hold up the whole pass. (SQLite has one writer anyway.)
+    """
+    return column.in_(select(column).where(where).with_for_update(key_share=True, skip_locked=True))
+
+
 def on_each(make: Callable[[Any], Executable]) -> Statement:
     """A statement for each database, whose ``insert`` function *make* is given: it has ``on_conflict_…``."""
     return {"postgresql": make(postgresql.insert), "sqlite": make(sqlite.insert)}

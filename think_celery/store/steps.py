@@ -14,7 +14,7 @@ from think_celery.states import STEP_MOVES, StepStatus
 from think_celery.store.database import Tx
 from think_celery.store.leases import WORKFLOW_HELD, Lease
 from think_celery.store.moves import move, moving
-from think_celery.store.statements import insert_new, now, span
+from think_celery.store.statements import ZERO, insert_new, now, span
 from think_celery.store.tables import steps, workflows
 
 ENDED = (StepStatus.DONE, StepStatus.FAILED)
@@ -63,8 +63,11 @@ def of_run(tx: Tx, workflow_key: str, run: int) -> Sequence[Row[Any]]:
 _OF_WORKFLOW = (
     select(
         workflows.c.status.label("workflow_status"),
+        workflows.c.run.label("workflow_run"),
         workflows.c.version.label("workflow_version"),
         workflows.c.token.label("workflow_token"),
+        workflows.c.process_id.label("workflow_process"),
+        workflows.c.step_queue.label("workflow_step_queue"),
         workflows.c.agent_class,
         steps.c.step,
         steps.c.position,
@@ -90,8 +93,8 @@ _OF_WORKFLOW = (
 def of_workflow(tx: Tx, key: str) -> Sequence[Row[Any]]:
     """How a run stands and the entries of its journal, as of one moment; nothing where there is no such workflow.
 
-    Each entry comes with its run's ``workflow_status``, ``workflow_version``, ``workflow_token`` and
-    ``agent_class``. A run without entries is one row without a ``step``.
+    Each entry comes with its run's ``agent_class``, and its status, version, token, process and queue of the next step
+    as ``workflow_…``. A run without entries is one row without a ``step``.
     """
     return tx.execute(_OF_WORKFLOW, {"of_key": key}).all()
 
@@ -105,19 +108,26 @@ def get(tx: Tx, ref: StepRef) -> Row[Any] | None:
 
 
 _INSERT = insert_new(
-    steps, steps.c.step, steps.c.deadline_at, deadline_at=now(span("deadline")), created_at=now()
+    steps, steps.c.step, steps.c.deadline_at, deadline_at=now(span("deadline")), created_at=now(span("ago"))
 )
-_INSERT_ENDED = insert_new(steps, steps.c.step, created_at=now(), completed_at=now())
+_INSERT_ENDED = insert_new(steps, steps.c.step, created_at=now(span("ago")), completed_at=now())
 
 
 def insert(
-    tx: Tx, ref: StepRef, status: StepStatus, *, deadline: timedelta | None = None, **values: Any
+    tx: Tx,
+    ref: StepRef,
+    status: StepStatus,
+    *,
+    deadline: timedelta | None = None,
+    took: timedelta = ZERO,
+    **values: Any,
 ) -> Row[Any] | None:
     """Add an entry, and return its key and ``deadline_at``; ``None`` where it is there already: nothing is changed.
 
-    *deadline* is counted from now and fixed for good.
+    *deadline* is counted from now and fixed for good. The step began so long ago as it *took*.
     """
     values |= {
+        "ago": -took,
         "workflow_key": ref.workflow_key,
         "run": ref.run,
         "step": ref.step,
@@ -137,10 +147,11 @@ def insert(
 def fence() -> CTE:
     """The fence as a part of one statement: key and run of the workflow, locked, or nothing where the lease is lost.
 
-    ``Lease.parameters`` gives the values.
+    Nothing, too, where somebody wants the run to pause: such a statement could not tell its holder. The transaction
+    that then does the same can. ``Lease.parameters`` gives the values.
     """
-    held = select(workflows.c.key, workflows.c.run).where(WORKFLOW_HELD).with_for_update(key_share=True)
-    return held.cte("fence").prefix_with("MATERIALIZED", dialect="postgresql")
+    held = select(workflows.c.key, workflows.c.run).where(WORKFLOW_HELD, workflows.c.pause_at.is_(None))
+    return held.with_for_update(key_share=True).cte("fence").prefix_with("MATERIALIZED", dialect="postgresql")
 
 
 def _inserting(
@@ -153,7 +164,6 @@ def _inserting(
         "workflow_key": run.c.key,
         "run": run.c.run,
         "status": literal(status.value, steps.c.status.type),
-        "created_at": now(),
     }
     names = ("step", "position", "kind", *given)
     values |= {name: bindparam(f"new_{name}", type_=steps.c[name].type) for name in names}
@@ -165,27 +175,41 @@ def _inserting(
     }
 
 
-_INSERT_DONE = _inserting(StepStatus.DONE, "output", returning=steps.c.step, completed_at=now())
+_INSERT_DONE = _inserting(
+    StepStatus.DONE, "output", returning=steps.c.step, created_at=now(span("ago")), completed_at=now()
+)
 
 
-def insert_done(tx: Tx, lease: Lease, ref: StepRef, output: str) -> bool:
+def insert_done(tx: Tx, lease: Lease, ref: StepRef, output: str, took: timedelta = ZERO) -> bool:
     """Add the entry of a step that is done, fenced by the lease in the same statement, and say whether it is new.
 
-    False, and nothing is changed, where the lease is lost, and where there is such an entry already.
+    It began so long ago as it *took*.
+
+    False, and nothing is changed, where the lease is lost, where there is such an entry already, and where somebody
+    wants the run to pause.
     """
-    return tx.execute(_INSERT_DONE, {**_new(lease, ref), "new_output": output}).first() is not None
+    values = {**_new(lease, ref), "new_output": output, "ago": -took}
+    return tx.execute(_INSERT_DONE, values).first() is not None
 
 
 INSERT_WAITING = _inserting(
-    StepStatus.WAITING, "timeout_seconds", returning=steps.c.deadline_at, deadline_at=now(span("deadline"))
+    StepStatus.WAITING,
+    "timeout_seconds",
+    "output",
+    returning=steps.c.deadline_at,
+    created_at=now(),
+    deadline_at=now(span("deadline")),
 )
 """Adds the entry of a step that waits, fenced in the same way, and returns its deadline."""
 
 
-def new_waiting(lease: Lease, ref: StepRef, deadline: timedelta | None) -> dict[str, Any]:
-    """The parameters of :data:`INSERT_WAITING`."""
+def new_waiting(
+    lease: Lease, ref: StepRef, deadline: timedelta | None, told: str | None = None
+) -> dict[str, Any]:
+    """The parameters of :data:`INSERT_WAITING`. *told* is what it waits for, for those who look at it."""
     seconds = None if deadline is None else deadline.total_seconds()
-    return {**_new(lease, ref), "new_timeout_seconds": seconds, "deadline": deadline}
+    waits = {"new_timeout_seconds": seconds, "deadline": deadline, "new_output": told}
+    return {**_new(lease, ref), **waits}
 
 
 def _new(lease: Lease, ref: StepRef) -> dict[str, Any]:
@@ -228,3 +252,34 @@ def due_in(tx: Tx, ref: StepRef) -> timedelta:
     if found is None or found[0] is None:
         return timedelta(0)
     return max(found[0] - found[1], timedelta(0))
+
+
+_CLOCK = select(now())
+
+
+def clock(tx: Tx) -> datetime:
+    """The present instant, by the database's clock."""
+    present: datetime = tx.execute(_CLOCK).scalar_one()
+    return present
+
+
+_DEADLINES = select(steps.c.step, steps.c.deadline_at, (steps.c.deadline_at <= now()).label("due")).where(
+    steps.c.workflow_key == bindparam("of_key"),
+    steps.c.run == bindparam("of_run"),
+    steps.c.step.in_(bindparam("of_steps", expanding=True)),
+    steps.c.deadline_at.is_not(None),
+)
+
+
+def deadlines(tx: Tx, workflow_key: str, run: int, keys: Sequence[str]) -> Sequence[Row[Any]]:
+    """The deadlines of these entries, and whether each is due; entries without one are left out."""
+    return tx.execute(_DEADLINES, {"of_key": workflow_key, "of_run": run, "of_steps": list(keys)}).all()
+
+
+_ENDED_AT = select(steps.c.completed_at).where(_MINE)
+
+
+def ended_at(tx: Tx, ref: StepRef) -> datetime:
+    """When an entry ended."""
+    at: datetime = tx.execute(_ENDED_AT, ref.mine).scalar_one()
+    return at

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Row, and_, bindparam, case, delete, func, null, or_, select, update
+from sqlalchemy.sql import ColumnElement
 
 from think_celery.ids import AgentRef, new_id
 from think_celery.retries import MISSED_AFTER
@@ -39,12 +40,17 @@ RECEIPT = (
 )
 """What who asked for a turn is told of it, and what the knock for it needs."""
 
-EPOCH = func.coalesce(select(agents.c.epoch).where(agents.c.id == bindparam("agent")).scalar_subquery(), 0)
+
+def epoch_of(agent: ColumnElement[Any]) -> ColumnElement[Any]:
+    """How often an agent's conversation was reset."""
+    return func.coalesce(select(agents.c.epoch).where(agents.c.id == agent).scalar_subquery(), 0)
+
+
 _INSERT = insert_new(
     submissions,
     *RECEIPT,
     status=SubmissionStatus.PENDING,
-    epoch=EPOCH,
+    epoch=epoch_of(bindparam("agent")),
     created_at=now(),
     knock_at=now(MISSED_AFTER),
 )
@@ -127,22 +133,21 @@ _WAITED = and_(  # one that begins later for another reason (a debounce) has not
     submissions.c.not_before.is_not(None),
     submissions.c.applied_at.is_not(None),
 )
-_BEGIN = moving(
-    submissions,
-    MINE,
-    SubmissionStatus.RUNNING,
-    allowed=SUBMISSION_MOVES,
-    attempts=submissions.c.attempts + 1,
-    takeovers=submissions.c.takeovers + 1,
-    tries=submissions.c.tries + case((_WAITED, 0), else_=1),  # waiting for a provider is no interruption
-    progress_at=func.coalesce(submissions.c.progress_at, now()),
-    applied_at=func.coalesce(submissions.c.applied_at, now()),
-    started_at=func.coalesce(submissions.c.started_at, now()),
-    messages=null(),
-    not_before=null(),
-    knock_at=null(),
-    knocks=0,
-)
+BEGUN: dict[str, Any] = {
+    "attempts": submissions.c.attempts + 1,
+    "takeovers": submissions.c.takeovers + 1,
+    "tries": submissions.c.tries + case((_WAITED, 0), else_=1),  # waiting for a provider is no interruption
+    "progress_at": func.coalesce(submissions.c.progress_at, now()),
+    "applied_at": func.coalesce(submissions.c.applied_at, now()),
+    "started_at": func.coalesce(submissions.c.started_at, now()),
+    "messages": null(),
+    "not_before": null(),
+    "knock_at": null(),
+    "knocks": 0,
+}
+"""What changes with the status ``running``."""
+
+_BEGIN = moving(submissions, MINE, SubmissionStatus.RUNNING, allowed=SUBMISSION_MOVES, **BEGUN)
 
 
 def begin(
@@ -195,8 +200,8 @@ def end(
 ) -> bool:
     """Move the submission to a terminal status, and say whether this call did.
 
-    By its number, not by its id: that can be another's by now, if this one was deleted meanwhile. Only
-    ``domain.lines.end`` calls this: it also stores the news for a waiting workflow.
+    By its number, not by its id: that can be another's by now, if this one was deleted meanwhile. Called by way of
+    ``domain.submissions.lines`` only, which also stores the news for a waiting workflow.
     """
     return move(tx, _END[status], number=seq, error_type=error_type, error=error, **used(tokens))
 
@@ -327,14 +332,20 @@ def find(
     *,
     agent_id: str | None = None,
     statuses: list[str] | None = None,
+    key: str | None = None,
+    after: int | None = None,
     limit: int = 100,
 ) -> list[Row[Any]]:
-    """Submissions, newest first."""
+    """Submissions, newest first. By their *key* without the agent it looks at all of them."""
     statement = select(submissions).order_by(submissions.c.seq.desc()).limit(limit)
     if agent_id is not None:
         statement = statement.where(submissions.c.agent_id == agent_id)
     if statuses is not None:
         statement = statement.where(submissions.c.status.in_(statuses))
+    if key is not None:
+        statement = statement.where(submissions.c.idempotency_key == key)
+    if after is not None:
+        statement = statement.where(submissions.c.seq < after)
     return list(tx.execute(statement))
 
 

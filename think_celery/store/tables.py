@@ -12,36 +12,24 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
-    MetaData,
     PrimaryKeyConstraint,
     String,
     Table,
     Text,
     UniqueConstraint,
     false,
-    text,
 )
 
+from think_celery.store.columns import Id, Name, Sequence
+from think_celery.store.columns import metadata as metadata
+from think_celery.store.columns import partial as _partial
+from think_celery.store.job_tables import jobs as jobs
+from think_celery.store.schedule_tables import schedules as schedules
+from think_celery.store.schedule_tables import slots as slots
 from think_celery.store.types import JsonText, UtcDateTime
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-Name = String(200)
-Id = String(200)
-Sequence = BigInteger().with_variant(Integer, "sqlite")
 
 UNPLACED = 2**62
 """The position of a message whose turn has not ended: after every other one."""
-
-
-def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Index:
-    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
 processes = Table(
@@ -84,6 +72,7 @@ agents = Table(
     Column("start_failed_at", UtcDateTime),
     Column("created_at", UtcDateTime, nullable=False),
     Column("destroyed_at", UtcDateTime),
+    Column("jobs_since", UtcDateTime),
     Column("sweep_at", UtcDateTime),
     Column("knock_at", UtcDateTime),
     Column("knocks", Integer, nullable=False, server_default="0"),
@@ -147,6 +136,7 @@ submissions = Table(
     Column("agent_name", Name, nullable=False),
     Column("kind", String(20), nullable=False),
     Column("idempotency_key", Text),
+    Column("released_key", Text),
     Column("status", String(20), nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("messages", JsonText),
@@ -157,6 +147,7 @@ submissions = Table(
     Column("workflow_key", Id),
     Column("workflow_run", Integer),
     Column("event_type", Name),
+    Column("slot_id", Id),
     Column("message_id", Id),
     Column("continues", Id),
     Column("steps_before", Integer, nullable=False, server_default="0"),
@@ -185,7 +176,7 @@ submissions = Table(
     UniqueConstraint("agent_id", "idempotency_key"),
     Index("ix_think_submissions_agent", "agent_id", "status", "seq"),
     _partial("uq_think_submissions_running", "agent_id", where="status = 'running'", unique=True),
-    _partial("ix_think_submissions_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_submissions_knock", "queue", "knock_at", where="knock_at IS NOT NULL"),
     _partial("ix_think_submissions_ended", "completed_at", where="completed_at IS NOT NULL"),
     _partial(
         "ix_think_submissions_whole", "completed_at", where="completed_at IS NOT NULL AND slimmed_at IS NULL"
@@ -229,12 +220,18 @@ workflows = Table(
     Column("agent_class", Name, nullable=False),
     Column("agent_name", Name, nullable=False),
     Column("queue", Name),
+    Column("step_queue", Name),
+    Column("parent_key", Id),
+    Column("parent_run", Integer),
+    Column("parent_event", Name),
     Column("params", Text, nullable=False),
     Column("metadata", JsonText),
     Column("status", String(20), nullable=False),
     Column("output", Text),
     Column("error_type", Name),
     Column("error", Text),
+    Column("progress", Text),
+    Column("pause_at", UtcDateTime),
     Column("wake_at", UtcDateTime),
     Column("wakes", Integer, nullable=False, server_default="0"),
     Column("inbox", Integer, nullable=False, server_default="0"),
@@ -246,14 +243,33 @@ workflows = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("started_at", UtcDateTime),
     Column("completed_at", UtcDateTime),
+    Column("deleted_at", UtcDateTime),
     Column("knock_at", UtcDateTime),
     Column("knocks", Integer, nullable=False, server_default="0"),
-    UniqueConstraint("workflow", "workflow_id"),
-    Index("ix_think_workflows_created", "created_at"),
-    _partial("ix_think_workflows_knock", "knock_at", where="knock_at IS NOT NULL"),
+    UniqueConstraint("workflow_id", "workflow"),  # in this order: calls by id know no class
+    _partial("ix_think_workflows_created", "created_at", "key", where="deleted_at IS NULL"),
+    _partial(
+        "ix_think_workflows_agent",
+        "agent_class",
+        "agent_name",
+        "created_at",
+        "key",
+        where="deleted_at IS NULL",
+    ),
+    _partial("ix_think_workflows_deleted", "deleted_at", where="deleted_at IS NOT NULL"),
+    _partial(
+        "ix_think_workflows_knock", "queue", "knock_at", where="knock_at IS NOT NULL AND step_queue IS NULL"
+    ),
+    _partial(
+        "ix_think_workflows_knock_step",
+        "step_queue",
+        "knock_at",
+        where="knock_at IS NOT NULL AND step_queue IS NOT NULL",
+    ),
     _partial("ix_think_workflows_wake", "wake_at", where="wake_at IS NOT NULL"),
     _partial("ix_think_workflows_process", "process_id", where="process_id IS NOT NULL"),
     _partial("ix_think_workflows_ended", "completed_at", where="completed_at IS NOT NULL"),
+    _partial("ix_think_workflows_parent", "parent_key", "parent_run", where="parent_key IS NOT NULL"),
     _partial("ix_think_workflows_unread", "key", where="status = 'waiting' AND inbox > parked_inbox"),
 )
 
@@ -291,6 +307,7 @@ events = Table(
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("dedupe_key"),
     _partial("ix_think_events_unread", "workflow_key", "run", "type", "seq", where="consumed_by IS NULL"),
+    _partial("ix_think_events_read", "workflow_key", where="consumed_by IS NOT NULL"),
     _partial("ix_think_events_early", "created_at", where="run = 0"),
     sqlite_autoincrement=True,
 )
@@ -314,7 +331,7 @@ outbox = Table(
     Column("knock_at", UtcDateTime),
     Column("knocks", Integer, nullable=False, server_default="0"),
     UniqueConstraint("dedupe_key"),
-    _partial("ix_think_outbox_knock", "knock_at", where="knock_at IS NOT NULL"),
+    _partial("ix_think_outbox_knock", "queue", "knock_at", where="knock_at IS NOT NULL"),
     _partial("ix_think_outbox_delivered", "delivered_at", where="delivered_at IS NOT NULL"),
     _partial("ix_think_outbox_submission", "submission_id", where="submission_id IS NOT NULL"),
 )

@@ -57,7 +57,12 @@ class JsonText(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return as_json_text(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)
+
+
+def as_json_text(value: Any) -> str | None:
+    """A value as :class:`JsonText` stores it."""
+    return None if value is None else json.dumps(value, allow_nan=False, separators=(",", ":"))

@@ -19,25 +19,28 @@ from think_celery.states import WORKFLOW_MOVES, WorkflowStatus, is_terminal
 from think_celery.store.database import Tx
 from think_celery.store.leases import WORKFLOW_HELD, Lease
 from think_celery.store.moves import Move, move, moved, moving
-from think_celery.store.statements import AT_MOST, insert_new, now, span
+from think_celery.store.statements import insert_new, now, span
 from think_celery.store.tables import workflows
 
 TERMINAL = [status.value for status in WorkflowStatus if is_terminal(status)]
 
-_KNOCK = (
+KNOCK = (
     workflows.c.key,
     workflows.c.workflow,
     workflows.c.workflow_id,
     workflows.c.run,
     workflows.c.wakes,
     workflows.c.queue,
+    workflows.c.step_queue,
     workflows.c.status,
 )
+"""What a knock needs."""
 
 _MINE = workflows.c.key == bindparam("of_key")
+_THERE = and_(_MINE, workflows.c.deleted_at.is_(None))
 
 # A running one without a process was taken from a holder that died.
-_CLAIMABLE = or_(
+CLAIMABLE = or_(
     workflows.c.status == WorkflowStatus.QUEUED,
     and_(workflows.c.status == WorkflowStatus.RUNNING, workflows.c.process_id.is_(None)),
 )
@@ -46,7 +49,7 @@ _CLAIMABLE = or_(
 
 
 _INSERT = insert_new(
-    workflows, *_KNOCK, run=1, status=WorkflowStatus.QUEUED, created_at=now(), knock_at=now(MISSED_AFTER)
+    workflows, *KNOCK, run=1, status=WorkflowStatus.QUEUED, created_at=now(), knock_at=now(MISSED_AFTER)
 )
 
 
@@ -62,7 +65,7 @@ def insert(tx: Tx, ref: WorkflowRef, agent: AgentRef, **values: Any) -> Row[Any]
     return tx.execute(_INSERT, values).first()
 
 
-_GET = select(workflows).where(_MINE)
+_GET = select(workflows).where(_THERE)
 
 
 def get(tx: Tx, key: str) -> Row[Any] | None:
@@ -81,20 +84,8 @@ def queue_of(tx: Tx, key: str) -> str | None:
 
 def by_id(tx: Tx, workflow_id: str) -> Sequence[Row[Any]]:
     """The workflows, of whatever class, that were started under that id."""
-    statement = select(workflows).where(workflows.c.workflow_id == workflow_id)
-    return tx.execute(statement.order_by(workflows.c.workflow)).all()
-
-
-def find(
-    tx: Tx, *, statuses: Sequence[str] | None = None, workflow: str | None = None, limit: int = 100
-) -> Sequence[Row[Any]]:
-    """Workflows, newest first."""
-    statement = select(workflows).order_by(workflows.c.created_at.desc(), workflows.c.key).limit(limit)
-    if statuses is not None:
-        statement = statement.where(workflows.c.status.in_(statuses))
-    if workflow is not None:
-        statement = statement.where(workflows.c.workflow == workflow)
-    return tx.execute(statement).all()
+    mine = (workflows.c.workflow_id == workflow_id, workflows.c.deleted_at.is_(None))
+    return tx.execute(select(workflows).where(*mine).order_by(workflows.c.workflow)).all()
 
 
 # --- what a holder does ---------------------------------------------------------------------------
@@ -105,8 +96,14 @@ _IN_HAND = (
     workflows.c.workflow,
     workflows.c.workflow_id,
     workflows.c.run,
+    workflows.c.version,
+    workflows.c.queue,
+    workflows.c.step_queue,
     workflows.c.agent_class,
     workflows.c.agent_name,
+    workflows.c.parent_key,
+    workflows.c.parent_run,
+    workflows.c.parent_event,
     workflows.c.params,
     workflows.c.metadata,
     workflows.c.token,
@@ -116,7 +113,7 @@ _IN_HAND = (
 )
 _CLAIM = moving(
     workflows,
-    and_(_MINE, workflows.c.token == bindparam("seen_token"), _CLAIMABLE),
+    and_(_MINE, workflows.c.token == bindparam("seen_token"), CLAIMABLE),
     WorkflowStatus.RUNNING,
     allowed=WORKFLOW_MOVES,
     returning=_IN_HAND,
@@ -146,15 +143,15 @@ def progress(tx: Tx, key: str) -> None:
     tx.execute(_PROGRESS, {"of_key": key})
 
 
-def _releasing(to: WorkflowStatus, **changes: Any) -> Move:
-    return moving(
-        workflows, WORKFLOW_HELD, to, allowed=WORKFLOW_MOVES, returning=_KNOCK, process_id=None, **changes
-    )
+def releasing(to: WorkflowStatus, *where: ColumnElement[bool], **changes: Any) -> Move:
+    """The move with which a holder gives its run back, where that holds, too."""
+    held = and_(WORKFLOW_HELD, *where)
+    return moving(workflows, held, to, allowed=WORKFLOW_MOVES, returning=KNOCK, process_id=None, **changes)
 
 
 _PARK = moving(
     workflows,
-    and_(WORKFLOW_HELD, workflows.c.inbox == bindparam("seen_inbox")),
+    and_(WORKFLOW_HELD, workflows.c.inbox == bindparam("seen_inbox"), workflows.c.pause_at.is_(None)),
     WorkflowStatus.WAITING,
     allowed=WORKFLOW_MOVES,
     parked_inbox=bindparam("seen_inbox"),
@@ -164,21 +161,42 @@ _PARK = moving(
 )
 
 
-def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None) -> bool:
+def park(tx: Tx, lease: Lease, inbox: int, wake_at: datetime | None, step_queue: str | None = None) -> bool:
     """Give the run back until an event comes or *wake_at* passes, and say whether this call did.
 
-    False when an event has come since *inbox* was counted (look again), or when the lease is lost.
+    It goes on in *step_queue*, where that is given. False when an event has come since *inbox* was counted (look
+    again), when somebody wants the run to pause, or when the lease is lost.
     """
-    return move(tx, _PARK, **lease.parameters, seen_inbox=inbox, wake_at=wake_at)
+    return move(tx, _PARK, **lease.parameters, seen_inbox=inbox, wake_at=wake_at, step_queue=step_queue)
 
 
-_HAND_OVER = _releasing(
-    WorkflowStatus.QUEUED, wakes=workflows.c.wakes + 1, knock_at=now(span("after")), knocks=0
+_GO_TO = releasing(
+    WorkflowStatus.QUEUED,
+    workflows.c.pause_at.is_(None),
+    wakes=workflows.c.wakes + 1,
+    knock_at=now(MISSED_AFTER),
+    knocks=0,
+    attempts=0,
+    takeovers=0,
+)
+
+
+def go_to(tx: Tx, lease: Lease, step_queue: str | None) -> Row[Any] | None:
+    """Let a worker of that queue (``None``: the run's own) go on; ``None`` if the lease is lost, or it shall pause."""
+    return moved(tx, _GO_TO, **lease.parameters, step_queue=step_queue)
+
+
+_HAND_OVER = releasing(
+    WorkflowStatus.QUEUED,
+    workflows.c.pause_at.is_(None),
+    wakes=workflows.c.wakes + 1,
+    knock_at=now(span("after")),
+    knocks=0,
 )
 
 
 def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_AFTER) -> Row[Any] | None:
-    """Put a run in hand back into the queue for another worker; ``None`` if the lease is lost.
+    """Put a run in hand back into the queue for another worker; ``None`` if the lease is lost, or it shall pause.
 
     Args:
         tx: The transaction.
@@ -190,7 +208,7 @@ def hand_over(tx: Tx, lease: Lease, *, orderly: bool, after: timedelta = MISSED_
     return moved(tx, _HAND_OVER, **lease.parameters, after=after, **changes)
 
 
-_COMPLETE = _releasing(WorkflowStatus.COMPLETE, attempts=0, completed_at=now())
+_COMPLETE = releasing(WorkflowStatus.COMPLETE, attempts=0, completed_at=now(), pause_at=None)
 
 
 def complete(tx: Tx, lease: Lease, output: str) -> bool:
@@ -198,7 +216,7 @@ def complete(tx: Tx, lease: Lease, output: str) -> bool:
     return move(tx, _COMPLETE, **lease.parameters, output=output)
 
 
-_FAIL = _releasing(WorkflowStatus.ERRORED, completed_at=now())
+_FAIL = releasing(WorkflowStatus.ERRORED, completed_at=now(), pause_at=None)
 
 
 def fail(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
@@ -206,23 +224,27 @@ def fail(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
     return move(tx, _FAIL, **lease.parameters, error_type=error_type, error=error)
 
 
-_STOP = _releasing(WorkflowStatus.PAUSED, attempts=0)
+_STOP = releasing(WorkflowStatus.PAUSED, attempts=0, pause_at=now())
 
 
 def stop_resumably(tx: Tx, lease: Lease, error_type: str, error: str) -> bool:
-    """Pause the run with an error that :func:`resume` clears, and say whether this call did."""
+    """Pause the run with an error that ``control.resume`` clears, and say whether this call did."""
     return move(tx, _STOP, **lease.parameters, error_type=error_type, error=error)
 
 
 # --- what anybody does ----------------------------------------------------------------------------
 
 
-def waking(*where: ColumnElement[bool], returning: Sequence[ColumnElement[Any]] = ()) -> ReturningUpdate[Any]:
+def waking(
+    *where: ColumnElement[bool],
+    mine: ColumnElement[bool] = _MINE,
+    returning: Sequence[ColumnElement[Any]] = (),
+) -> ReturningUpdate[Any]:
     """The UPDATE of :func:`wake`, where that holds, too; it may return more than what a knock needs."""
     waiting = workflows.c.status == WorkflowStatus.WAITING
     return (
         update(workflows)
-        .where(_MINE, *where)
+        .where(mine, workflows.c.deleted_at.is_(None), *where)
         .values(
             inbox=workflows.c.inbox + 1,
             status=case((waiting, WorkflowStatus.QUEUED.value), else_=workflows.c.status),
@@ -231,15 +253,15 @@ def waking(*where: ColumnElement[bool], returning: Sequence[ColumnElement[Any]] 
             knocks=case((waiting, 0), else_=workflows.c.knocks),
             wake_at=case((waiting, null()), else_=workflows.c.wake_at),
         )
-        .returning(*_KNOCK, *returning)
+        .returning(*KNOCK, *returning)
     )
 
 
 _OF_RUN = workflows.c.run == bindparam("of_run")
-_LIVE = workflows.c.status.not_in([bindparam(f"terminal_{name}", name) for name in TERMINAL])
+LIVE = workflows.c.status.not_in([bindparam(f"terminal_{name}", name) for name in TERMINAL])
 
 _WAKE = {
-    (any_run, live): waking(*([] if any_run else [_OF_RUN]), *([_LIVE] if live else []))
+    (any_run, live): waking(*([] if any_run else [_OF_RUN]), *([LIVE] if live else []))
     for any_run in (True, False)
     for live in (True, False)
 }
@@ -261,13 +283,14 @@ def wake(tx: Tx, key: str, *, run: int | None = None, live: bool = False) -> Row
     return tx.execute(_WAKE[run is None, live], values).first()
 
 
-def _queueing(*where: ColumnElement[bool]) -> Move:
+def queueing(*where: ColumnElement[bool], **changes: Any) -> Move:
+    """The move of a run that waits, for a wake-up or for somebody who resumes it, back into the queue."""
     return moving(
         workflows,
-        and_(_MINE, *where),
+        and_(_THERE, *where),
         WorkflowStatus.QUEUED,
         allowed=WORKFLOW_MOVES,
-        returning=_KNOCK,
+        returning=KNOCK,
         wakes=workflows.c.wakes + 1,
         knock_at=now(MISSED_AFTER),
         knocks=0,
@@ -275,115 +298,29 @@ def _queueing(*where: ColumnElement[bool]) -> Move:
         attempts=0,
         error_type=None,
         error=None,
+        **changes,
     )
 
 
-_RESUME = _queueing(workflows.c.status == WorkflowStatus.PAUSED)
-
-
-def resume(tx: Tx, key: str) -> Row[Any] | None:
-    """Put a paused run back into the queue and clear its error; ``None`` if it isn't paused."""
-    return moved(tx, _RESUME, of_key=key)
-
-
-# --- what the tick looks for ----------------------------------------------------------------------
-
-_WAITING = workflows.c.status == WorkflowStatus.WAITING
-_DUE = and_(_WAITING, workflows.c.wake_at <= now())
-_UNREAD = and_(_WAITING, workflows.c.inbox > workflows.c.parked_inbox)
-_DUE_KEYS = select(workflows.c.key).where(_DUE).order_by(workflows.c.wake_at).limit(AT_MOST)
-_WAKE_DUE = _queueing(_DUE)
-
-
-def due(tx: Tx, limit: int) -> Sequence[str]:
-    """Waiting runs whose time has come."""
-    return tx.execute(_DUE_KEYS, {"at_most": limit}).scalars().all()
-
-
-def wake_due(tx: Tx, key: str) -> Row[Any] | None:
-    """Queue a run whose time has come; ``None`` if another did."""
-    return moved(tx, _WAKE_DUE, of_key=key)
-
-
-_NEXT_WAKE = (
-    select(workflows.c.wake_at)
-    .where(_WAITING, workflows.c.wake_at.is_not(None))
-    .order_by(workflows.c.wake_at)
-    .limit(1)
-)
-
-
-def next_wake(tx: Tx) -> datetime | None:
-    """When the next waiting run's time comes; ``None`` where none waits for a time."""
-    return tx.execute(_NEXT_WAKE).scalar()
-
-
-_UNREAD_KEYS = select(workflows.c.key).where(_UNREAD).order_by(workflows.c.key).limit(AT_MOST)
-_WAKE_UNREAD = _queueing(_UNREAD)
-
-
-def unread(tx: Tx, limit: int) -> Sequence[str]:
-    """Waiting runs with an event that they were not woken for. There are none, or a rule was broken."""
-    return tx.execute(_UNREAD_KEYS, {"at_most": limit}).scalars().all()
-
-
-def wake_unread(tx: Tx, key: str) -> Row[Any] | None:
-    """Queue a waiting run that has unread events; ``None`` if another did."""
-    return moved(tx, _WAKE_UNREAD, of_key=key)
-
-
-_MISSED = (
-    select(*_KNOCK, workflows.c.knock_at, workflows.c.knocks)
-    .where(workflows.c.knock_at <= now())
-    .order_by(workflows.c.knock_at)
-    .limit(AT_MOST)
-)
-
-
-def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
-    """Runs whose knock seems lost."""
-    return tx.execute(_MISSED, {"at_most": limit}).all()
-
-
-_KNOCK_AGAIN = (
-    update(workflows)
-    .where(_MINE, workflows.c.knock_at == bindparam("seen"))
-    .values(knock_at=case((_CLAIMABLE, now(span("after"))), else_=null()))
-    .returning(*_KNOCK, workflows.c.knock_at)
-)
-
-
-def knock_again(tx: Tx, key: str, seen: datetime, after: timedelta, knocks: int) -> Row[Any] | None:
-    """Set when to knock next, if nobody else has since *seen*; ``None`` if one has, or there is no need.
-
-    A row that no longer waits for a worker is told to expect no knock.
-    """
-    row = tx.execute(_KNOCK_AGAIN, {"of_key": key, "seen": seen, "after": after, "knocks": knocks}).first()
-    return None if row is None or row.knock_at is None else row
-
-
-_KNOCK_NOW = update(workflows).where(_CLAIMABLE).values(knock_at=now(), knocks=0)
-
-
-def knock_now(tx: Tx) -> None:
-    """Let the tick knock for every run that waits for a worker, at once: the broker has lost all messages."""
-    tx.execute(_KNOCK_NOW)
-
-
+_WANTED = workflows.c.pause_at.is_not(None)
 _SEIZE = (
     update(workflows)
     .where(WORKFLOW_HELD)
     .values(
+        status=case((_WANTED, WorkflowStatus.PAUSED.value), else_=workflows.c.status),
         process_id=None,
         token=workflows.c.token + 1,
         wakes=workflows.c.wakes + 1,
-        knock_at=now(),
+        knock_at=case((_WANTED, null()), else_=now()),
         knocks=0,
     )
-    .returning(*_KNOCK)
+    .returning(*KNOCK)
 )
 
 
 def seize(tx: Tx, lease: Lease) -> Row[Any] | None:
-    """Take the run from that holder, for whoever claims it next; ``None`` if it no longer had it."""
+    """Take the run from that holder, for whoever claims it next; ``None`` if it no longer had it.
+
+    One that shall pause is paused with that.
+    """
     return tx.execute(_SEIZE, lease.parameters).first()

@@ -27,6 +27,7 @@ def upgrade() -> None:
         sa.Column("start_failed_at", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("destroyed_at", sa.BigInteger(), nullable=True),
+        sa.Column("jobs_since", sa.BigInteger(), nullable=True),
         sa.Column("sweep_at", sa.BigInteger(), nullable=True),
         sa.Column("knock_at", sa.BigInteger(), nullable=True),
         sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
@@ -78,6 +79,14 @@ def upgrade() -> None:
         sqlite_where=sa.text("consumed_by IS NULL"),
         postgresql_where=sa.text("consumed_by IS NULL"),
     )
+    op.create_index(
+        "ix_think_events_read",
+        "think_events",
+        ["workflow_key"],
+        unique=False,
+        sqlite_where=sa.text("consumed_by IS NOT NULL"),
+        postgresql_where=sa.text("consumed_by IS NOT NULL"),
+    )
     op.create_table(
         "think_interactions",
         sa.Column("id", sa.String(length=200), nullable=False),
@@ -121,6 +130,92 @@ def upgrade() -> None:
         sqlite_where=sa.text("status = 'open'"),
         postgresql_where=sa.text("status = 'open'"),
     )
+    op.create_table(
+        "think_jobs",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("agent_class", sa.String(length=200), nullable=False),
+        sa.Column("agent_name", sa.String(length=200), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("lane", sa.String(length=20), nullable=True),
+        sa.Column("method", sa.String(length=200), nullable=True),
+        sa.Column("task_id", sa.String(length=200), nullable=True),
+        sa.Column("payload", sa.Text(), nullable=True),
+        sa.Column("metadata", sa.Text(), nullable=True),
+        sa.Column("idempotency_key", sa.Text(), nullable=True),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("snapshot", sa.Text(), nullable=True),
+        sa.Column("retry", sa.Text(), nullable=True),
+        sa.Column("attempts", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("takeovers", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("timeout_seconds", sa.Float(), nullable=True),
+        sa.Column("due_at", sa.BigInteger(), nullable=True),
+        sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("error_type", sa.String(length=200), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("output", sa.Text(), nullable=True),
+        sa.Column("slot_id", sa.String(length=200), nullable=True),
+        sa.Column("process_id", sa.String(length=200), nullable=True),
+        sa.Column("waits_for", sa.Text(), nullable=True),
+        sa.Column("token", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=True),
+        sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.Column("knock_at", sa.BigInteger(), nullable=True),
+        sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
+        sa.PrimaryKeyConstraint("seq", name=op.f("pk_think_jobs")),
+        sa.UniqueConstraint("id", name=op.f("uq_think_jobs_id")),
+        sa.UniqueConstraint(
+            "agent_id",
+            "kind",
+            "idempotency_key",
+            name=op.f("uq_think_jobs_agent_id_kind_idempotency_key"),
+        ),
+        sqlite_autoincrement=True,
+    )
+    op.create_index("ix_think_jobs_agent", "think_jobs", ["agent_id", "seq"], unique=False)
+    op.create_index(
+        "ix_think_jobs_lane",
+        "think_jobs",
+        ["agent_id", "lane", "seq"],
+        unique=False,
+        sqlite_where=sa.text("lane IS NOT NULL"),
+        postgresql_where=sa.text("lane IS NOT NULL"),
+    )
+    op.create_index(
+        "uq_think_jobs_lane",
+        "think_jobs",
+        ["agent_id", "lane"],
+        unique=True,
+        sqlite_where=sa.text("lane IS NOT NULL AND process_id IS NOT NULL"),
+        postgresql_where=sa.text("lane IS NOT NULL AND process_id IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_jobs_knock",
+        "think_jobs",
+        ["queue", "knock_at"],
+        unique=False,
+        sqlite_where=sa.text("knock_at IS NOT NULL"),
+        postgresql_where=sa.text("knock_at IS NOT NULL"),
+    )
+    for column, index in (
+        ("due_at", "due"),
+        ("process_id", "process"),
+        ("slot_id", "slot"),
+        ("completed_at", "ended"),
+    ):
+        op.create_index(
+            f"ix_think_jobs_{index}",
+            "think_jobs",
+            [column],
+            unique=False,
+            sqlite_where=sa.text(f"{column} IS NOT NULL"),
+            postgresql_where=sa.text(f"{column} IS NOT NULL"),
+        )
     op.create_table(
         "think_lines",
         sa.Column("agent_id", sa.String(length=200), nullable=False),
@@ -220,7 +315,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_think_outbox_knock",
         "think_outbox",
-        ["knock_at"],
+        ["queue", "knock_at"],
         unique=False,
         sqlite_where=sa.text("knock_at IS NOT NULL"),
         postgresql_where=sa.text("knock_at IS NOT NULL"),
@@ -258,6 +353,84 @@ def upgrade() -> None:
     )
     op.create_index("ix_think_processes_until", "think_processes", ["until"], unique=False)
     op.create_table(
+        "think_schedules",
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("agent_id", sa.String(length=200), nullable=False),
+        sa.Column("agent_class", sa.String(length=200), nullable=False),
+        sa.Column("agent_name", sa.String(length=200), nullable=False),
+        sa.Column("key", sa.String(length=200), nullable=False),
+        sa.Column("kind", sa.String(length=20), nullable=False),
+        sa.Column("spec", sa.Text(), nullable=True),
+        sa.Column("timezone", sa.String(length=100), nullable=True),
+        sa.Column("method", sa.String(length=200), nullable=True),
+        sa.Column("task_id", sa.String(length=200), nullable=True),
+        sa.Column("prompt", sa.Text(), nullable=True),
+        sa.Column("payload", sa.Text(), nullable=True),
+        sa.Column("retry", sa.Text(), nullable=True),
+        sa.Column("metadata", sa.Text(), nullable=True),
+        sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("hash", sa.String(length=64), nullable=True),
+        sa.Column("version", sa.String(length=200), nullable=True),
+        sa.Column("declared_at", sa.BigInteger(), nullable=True),
+        sa.Column("anchor_at", sa.BigInteger(), nullable=False),
+        sa.Column("next_run_at", sa.BigInteger(), nullable=True),
+        sa.Column("last_slot_at", sa.BigInteger(), nullable=True),
+        sa.Column("due_at", sa.BigInteger(), nullable=True),
+        sa.Column("failures", sa.Integer(), server_default="0", nullable=False),
+        sa.Column("error_type", sa.String(length=200), nullable=True),
+        sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("ended_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_think_schedules")),
+        sa.UniqueConstraint("agent_id", "key", name=op.f("uq_think_schedules_agent_id_key")),
+    )
+    for index, columns, where in (
+        ("due", ["due_at", "id"], "due_at IS NOT NULL"),
+        ("ended", ["ended_at"], "ended_at IS NOT NULL"),
+        ("failing", ["created_at"], "failures > 0"),
+    ):
+        op.create_index(
+            f"ix_think_schedules_{index}",
+            "think_schedules",
+            columns,
+            unique=False,
+            sqlite_where=sa.text(where),
+            postgresql_where=sa.text(where),
+        )
+    op.create_table(
+        "think_slots",
+        sa.Column("id", sa.String(length=200), nullable=False),
+        sa.Column("schedule_id", sa.String(length=200), nullable=False),
+        sa.Column("scheduled_for", sa.BigInteger(), nullable=False),
+        sa.Column("missed_from", sa.BigInteger(), nullable=True),
+        sa.Column("status", sa.String(length=20), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=True),
+        sa.Column("job_id", sa.String(length=200), nullable=True),
+        sa.Column("submission_id", sa.String(length=200), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_think_slots")),
+        sa.UniqueConstraint(
+            "schedule_id", "scheduled_for", name=op.f("uq_think_slots_schedule_id_scheduled_for")
+        ),
+    )
+    op.create_index(
+        "uq_think_slots_open",
+        "think_slots",
+        ["schedule_id"],
+        unique=True,
+        sqlite_where=sa.text("status = 'open'"),
+        postgresql_where=sa.text("status = 'open'"),
+    )
+    op.create_index(
+        "ix_think_slots_ended",
+        "think_slots",
+        ["completed_at"],
+        unique=False,
+        sqlite_where=sa.text("completed_at IS NOT NULL"),
+        postgresql_where=sa.text("completed_at IS NOT NULL"),
+    )
+    op.create_table(
         "think_steps",
         sa.Column("workflow_key", sa.String(length=200), nullable=False),
         sa.Column("run", sa.Integer(), nullable=False),
@@ -287,6 +460,7 @@ def upgrade() -> None:
         sa.Column("agent_name", sa.String(length=200), nullable=False),
         sa.Column("kind", sa.String(length=20), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=True),
+        sa.Column("released_key", sa.Text(), nullable=True),
         sa.Column("status", sa.String(length=20), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("messages", sa.Text(), nullable=True),
@@ -297,6 +471,7 @@ def upgrade() -> None:
         sa.Column("workflow_key", sa.String(length=200), nullable=True),
         sa.Column("workflow_run", sa.Integer(), nullable=True),
         sa.Column("event_type", sa.String(length=200), nullable=True),
+        sa.Column("slot_id", sa.String(length=200), nullable=True),
         sa.Column("message_id", sa.String(length=200), nullable=True),
         sa.Column("continues", sa.String(length=200), nullable=True),
         sa.Column("steps_before", sa.Integer(), server_default="0", nullable=False),
@@ -334,7 +509,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_think_submissions_knock",
         "think_submissions",
-        ["knock_at"],
+        ["queue", "knock_at"],
         unique=False,
         sqlite_where=sa.text("knock_at IS NOT NULL"),
         postgresql_where=sa.text("knock_at IS NOT NULL"),
@@ -380,12 +555,18 @@ def upgrade() -> None:
         sa.Column("agent_class", sa.String(length=200), nullable=False),
         sa.Column("agent_name", sa.String(length=200), nullable=False),
         sa.Column("queue", sa.String(length=200), nullable=True),
+        sa.Column("step_queue", sa.String(length=200), nullable=True),
+        sa.Column("parent_key", sa.String(length=200), nullable=True),
+        sa.Column("parent_run", sa.Integer(), nullable=True),
+        sa.Column("parent_event", sa.String(length=200), nullable=True),
         sa.Column("params", sa.Text(), nullable=False),
         sa.Column("metadata", sa.Text(), nullable=True),
         sa.Column("status", sa.String(length=20), nullable=False),
         sa.Column("output", sa.Text(), nullable=True),
         sa.Column("error_type", sa.String(length=200), nullable=True),
         sa.Column("error", sa.Text(), nullable=True),
+        sa.Column("progress", sa.Text(), nullable=True),
+        sa.Column("pause_at", sa.BigInteger(), nullable=True),
         sa.Column("wake_at", sa.BigInteger(), nullable=True),
         sa.Column("wakes", sa.Integer(), server_default="0", nullable=False),
         sa.Column("inbox", sa.Integer(), server_default="0", nullable=False),
@@ -397,19 +578,59 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("started_at", sa.BigInteger(), nullable=True),
         sa.Column("completed_at", sa.BigInteger(), nullable=True),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
         sa.Column("knock_at", sa.BigInteger(), nullable=True),
         sa.Column("knocks", sa.Integer(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_think_workflows")),
-        sa.UniqueConstraint("workflow", "workflow_id", name=op.f("uq_think_workflows_workflow_workflow_id")),
+        sa.UniqueConstraint("workflow_id", "workflow", name=op.f("uq_think_workflows_workflow_id_workflow")),
     )
-    op.create_index("ix_think_workflows_created", "think_workflows", ["created_at"], unique=False)
+    op.create_index(
+        "ix_think_workflows_created",
+        "think_workflows",
+        ["created_at", "key"],
+        unique=False,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_agent",
+        "think_workflows",
+        ["agent_class", "agent_name", "created_at", "key"],
+        unique=False,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_deleted",
+        "think_workflows",
+        ["deleted_at"],
+        unique=False,
+        sqlite_where=sa.text("deleted_at IS NOT NULL"),
+        postgresql_where=sa.text("deleted_at IS NOT NULL"),
+    )
     op.create_index(
         "ix_think_workflows_knock",
         "think_workflows",
-        ["knock_at"],
+        ["queue", "knock_at"],
         unique=False,
-        sqlite_where=sa.text("knock_at IS NOT NULL"),
-        postgresql_where=sa.text("knock_at IS NOT NULL"),
+        sqlite_where=sa.text("knock_at IS NOT NULL AND step_queue IS NULL"),
+        postgresql_where=sa.text("knock_at IS NOT NULL AND step_queue IS NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_knock_step",
+        "think_workflows",
+        ["step_queue", "knock_at"],
+        unique=False,
+        sqlite_where=sa.text("knock_at IS NOT NULL AND step_queue IS NOT NULL"),
+        postgresql_where=sa.text("knock_at IS NOT NULL AND step_queue IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_think_workflows_parent",
+        "think_workflows",
+        ["parent_key", "parent_run"],
+        unique=False,
+        sqlite_where=sa.text("parent_key IS NOT NULL"),
+        postgresql_where=sa.text("parent_key IS NOT NULL"),
     )
     op.create_index(
         "ix_think_workflows_process",

@@ -1,0 +1,1 @@
+"""An agent, as its users subclass it: what it can do, a noun a module."""

@@ -1,0 +1,1 @@
+"""An agent itself: its classes, how it starts, its state, its hooks, its end."""

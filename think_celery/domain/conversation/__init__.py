@@ -1,0 +1,1 @@
+"""What was said, what waits for somebody's decision, and what listeners see of it."""

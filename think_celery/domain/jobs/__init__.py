@@ -1,0 +1,1 @@
+"""Jobs, durable calls of an agent's methods, and fibers, jobs that keep a snapshot."""

@@ -1,0 +1,1 @@
+"""Schedules: what callers write, what is stored, and who fires what is due."""

@@ -1,0 +1,1 @@
+"""What a workflow can ask for, a kind of step a module."""

@@ -1,0 +1,1 @@
+"""One turn in hand: model, tools, model, … up to the answer."""

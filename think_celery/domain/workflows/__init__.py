@@ -1,0 +1,1 @@
+"""A workflow's run: started, replayed over its journal, controlled, ended."""
