@@ -240,7 +240,7 @@ class TestProcesses:
                 one.check(cancelled, "stop", told=word != "ended-before")
 
     @pytest.mark.parametrize("how", ["cancel", "reset"])
-    def test_in_every_state(self, database_url, how):
+    def test_in_every_state(self, database_url, by_hand, how):
         """B6, B28: wherever a turn has come to, another process ends it, or is told that it has ended already."""
         with court(database_url) as (rt, knocks), history(rt):
             trials = {state: Trial(rt, knocks, number) for number, state in enumerate(STATES)}

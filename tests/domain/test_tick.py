@@ -708,6 +708,7 @@ def test_a_run_is_of_the_queue_of_its_next_step(t):
         start(t.rt, lambda event, step: None, id=name)
         where = tables.workflows.c.workflow_id == name
         change(t.rt, update(tables.workflows).where(where).values(queue=queue, step_queue=step_queue))
+        t.clock.advance(timedelta(milliseconds=1))  # the older one of a queue comes first
     t.clock.advance(timedelta(seconds=3))
 
     found = [row.workflow_id for row in t.rt.db.read(lambda tx: wakes.missed(tx, 500))]

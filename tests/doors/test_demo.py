@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from rich.console import Console
 from think_celery.demo.offline import offline_model
 from think_celery.demo.reports import samples
 from think_celery.demo.show import Screen, most_interesting
-from think_celery.demo.watch import Phase, Standing
+from think_celery.demo.watch import Phase, Standing, said_after
 
 HIGH = {
     "id": "H-1",
@@ -313,6 +314,34 @@ def own_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+def test_what_a_row_says_of_a_turn() -> None:
+    """A row tells what the model does: each event of the turn leads to the next line."""
+    found = [{"report_id": "H-2"}, {"report_id": "H-3"}]
+    events = [
+        {"type": "start"},
+        {"type": "tool-input-available", "input": {"words": "crash on start"}},
+        {"type": "tool-output-available", "output": found},
+        {"type": "finish-step"},
+        {"type": "text-delta", "delta": "It "},
+        {"type": "text-delta", "delta": "crashes."},
+        {"type": "reset"},
+        {"type": "tool-output-available", "output": []},
+        {"type": "tool-output-error", "errorText": "no"},
+    ]
+
+    assert list(accumulate(events, said_after, initial="")) == [
+        "",
+        "reads the report",
+        "searches the other reports: crash on start",
+        *["drafts; similar reports: H-2, H-3"] * 2,
+        "It ",
+        "It crashes.",
+        "reads the report",
+        "drafts; similar reports: none",
+        "drafts; the search failed",
+    ]
+
+
 @pytest.mark.services
 def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
     """Live rows while it works, the draft of a grave report with its question, the table at the end."""
@@ -345,7 +374,7 @@ def test_on_a_terminal_it_shows_progress_and_asks(tmp_path: Path) -> None:
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert code == 0, plain
     assert "Triaging 2 reports" in plain
-    assert "drafts; similar reports: " in plain
+    assert re.search("reads the report|searches the other reports: |drafts; similar reports: ", plain)
     assert "H-1 needs approval" in plain
     assert "2 applied." in plain
     assert result(tmp_path / "state", "H-1")["outcome"] == "applied"

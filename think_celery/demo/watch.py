@@ -129,12 +129,12 @@ class Watch:
         self._cursors[agent_id] = page.cursor
         said = self._said[report_id]
         for frame in page.frames:
-            said = _follow(said, frame.event)
+            said = said_after(said, frame.event)
         self._said[report_id] = said
         return said
 
 
-def _follow(said: str, event: dict[str, Any]) -> str:
+def said_after(said: str, event: dict[str, Any]) -> str:
     """What is shown of a turn after one more event of it."""
     match event.get("type"):
         case "start" | "reset":
