@@ -254,7 +254,10 @@ class ModelServer:
         while line := reader.readline().decode().strip():
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
-        raw = reader.read(int(headers.get("content-length", 0)))
+        length = int(headers.get("content-length", 0))
+        raw = reader.read(length)
+        if len(raw) < length:  # its process was killed
+            return None
         seen = Seen(time.time(), request_line.split()[1], headers, raw, json.loads(raw) if raw else None)
         with self._lock:
             self.seen.append(seen)
