@@ -23,6 +23,7 @@ from tests.domain.talk import (
     talker,
 )
 from think_celery.domain import calls, leases
+from think_celery.domain.conversation import conversation
 from think_celery.domain.submissions import claims, submissions
 from think_celery.domain.turns.requests import GO_ON
 from think_celery.errors import ModelAborted, ModelError
@@ -174,6 +175,28 @@ class TestDeadline:
 
         assert done.error_type == "TurnTimeout"
         assert shape(done.message()) == ["|", ("quick", {}, "quick"), ("deaf", {}, None)]
+
+    def test_of_a_tool_that_ends_while_the_agent_is_told(self, impatient, pool, monkeypatch, caplog):
+        """Its result is dropped: the line is held for the hook, but the answer has its place by then."""
+        release, stored = threading.Event(), threading.Event()
+
+        def deaf() -> str:
+            release.wait(PATIENCE)
+            return "too late"
+
+        def on_chat_response(agent: Any, result: Any) -> None:
+            release.set()
+            running.until(lambda: stored.is_set() or "dropped" in caplog.text)
+
+        impatient.failpoint = lambda point: stored.set() if point == "turn:tool-stored" else None
+        with short_grace(monkeypatch):
+            model = ScriptedModel(call("deaf"))
+            running = Running(impatient, pool, talker(deaf, model=model, on_chat_response=on_chat_response))
+            done = running.end()
+
+        assert "dropped" in caplog.text
+        assert shape(done.message()) == ["|", ("deaf", {}, None)]
+        assert len(conversation.history(impatient, running.agent._ref, finished_only=True)) == 2
 
     def test_of_code_that_hears_nothing(self, sqlite_url, pool, monkeypatch):
         """FR-53: given up, the turn ends in error, the hook is told once, and the next turn runs; the rest is void."""

@@ -13,6 +13,7 @@ from tests.domain.crowd import at_once, clerk, line, row, workers
 from tests.events.away import wait_until
 from think_celery.domain.conversation import conversation
 from think_celery.domain.submissions import claims
+from think_celery.domain.turns import snapshots
 from think_celery.domain.turns.snapshots import STORE_SECONDS, Snapshot
 from think_celery.messages import TextPart, UIMessage
 from think_celery.protocols import Finish, TextDelta, Usage
@@ -213,6 +214,26 @@ class TestSettling:
         assert not early
         assert settled.is_set()
         assert stored(rt, leases["a"]) is not None
+
+    def test_what_hangs_is_not_waited_for_and_is_undone(self, rt, leases, held_up, monkeypatch):
+        """Its connection is dead, and the turn's is not: the turn goes on, and what was to come before is no more."""
+        monkeypatch.setattr(snapshots, "HANGS_SECONDS", 0.05)
+        begun, go_on = held_up
+        mine, other = put(rt, leases["a"]), put(rt, leases["b"])
+        assert begun.wait(30)
+        rt.snapshots.settle(mine)
+        together = rt.snapshots.together
+        last = UIMessage(id="m", role="assistant", parts=[TextPart(text="all of it")])
+        rt.db.transact(lambda tx: message_rows.store_finished(tx, leases["a"].key, conversation.as_row(last)))
+        go_on.set()
+        wait_until(lambda: not rt.snapshots.is_open(mine))
+
+        assert not together
+        assert rt.snapshots.together
+        assert mine.left
+        assert other.left
+        assert stored(rt, leases["b"]) is None
+        assert stored(rt, leases["a"]).status == "done"
 
     def test_those_of_a_process_are_due_at_once(self, rt):
         """Once a second each, whenever their turns began."""

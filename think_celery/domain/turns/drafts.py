@@ -203,7 +203,6 @@ class Draft:
         """
         snapshots, snapshot = self._rt.snapshots, self._snapshot
         if snapshot is not None and snapshot.left:
-            self._snapshot = None
             self._store_alone()
         elif not snapshots.is_due(self._stored_at, now):
             return
@@ -217,11 +216,12 @@ class Draft:
 
     def _settle(self) -> None:
         """What is on its way into the database comes before what is written now, or not at all."""
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            self._rt.snapshots.settle(snapshot)
+        if self._snapshot is not None:
+            self._rt.snapshots.settle(self._snapshot)
+            self._snapshot = None  # only now: whoever is interrupted while waiting has yet to wait
 
     def _store_alone(self) -> None:
+        self._settle()
         try:
             self._store_so_far()
         except Exception as error:

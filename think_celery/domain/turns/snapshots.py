@@ -36,23 +36,32 @@ GATHER_SECONDS = 0.05
 LOCKED = timedelta(milliseconds=100)
 """How long one that somebody has locked may hold up the others."""
 
+HANGS_SECONDS = 5.0
+"""How long the statement may take before the turns go on without it: its connection can be dead, and theirs alive."""
+
 
 class Snapshot:
     """A turn's message as it was at one moment, on its way into the database."""
 
-    __slots__ = ("given", "left")
+    __slots__ = ("given", "left", "withdrawn")
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.given = given
         self.left = False
         """Whether it was not stored, and is left to its turn."""
+        self.withdrawn = False
+        """Whether its turn waits for it no longer: it must not be committed any more."""
+
+
+class _Withdrawn(Exception):
+    """A turn has gone on without the statement, which is undone: it may have come after what the turn stored since."""
 
 
 class Snapshots:
     """What stores them. Thread-safe; after a fork the child begins empty."""
 
     def __init__(self, rt: "Runtime") -> None:
-        self._rt = rt
+        self._rt, self._clock = rt, SystemClock()  # a database's time, whatever a test's clock says
         self._phase = random.random() * STORE_SECONDS  # the processes of a machine need not all store at once
         self._begin_empty()
         forks.in_child(self._begin_empty)
@@ -61,13 +70,14 @@ class Snapshots:
         self._changed = threading.Condition()
         self._waiting: list[Snapshot] = []
         self._writing: list[Snapshot] = []
+        self._hangs_at = math.inf
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @property
     def together(self) -> bool:
         """Whether the turns of this process store theirs together. SQLite has no server that would be spared."""
-        return self._rt.threads and self._rt.db.on_postgres and not self._closed
+        return self._rt.threads and self._rt.db.on_postgres and not self._closed and not self._hangs
 
     def is_due(self, stored_at: float, now: float) -> bool:
         """Whether a turn that stored its message at one instant does so again by now, at once with the others."""
@@ -103,12 +113,21 @@ class Snapshots:
         """Whether it is still to be stored."""
         return snapshot in self._waiting or snapshot in self._writing
 
+    @property
+    def _hangs(self) -> bool:
+        return self._clock.elapsed() > self._hangs_at
+
     def settle(self, snapshot: Snapshot) -> None:
-        """From now on it is not written any more: what its turn stores next must not be followed by it."""
+        """From now on it is not written any more: what its turn stores next must not be followed by it.
+
+        A statement that hangs is not waited for. If it has come to the database by now, it has the line locked until
+        it is committed, or undone: what the turn stores next comes after that. Else it finds that it was withdrawn.
+        """
         with self._changed:
             if snapshot in self._waiting:
                 self._waiting.remove(snapshot)
-            self._changed.wait_for(lambda: snapshot not in self._writing)
+            seconds = max(0.0, min(HANGS_SECONDS, self._hangs_at - self._clock.elapsed()))
+            snapshot.withdrawn = not self._changed.wait_for(lambda: snapshot not in self._writing, seconds)
 
     def close(self) -> None:
         """End the thread; what waits is left to its turns."""
@@ -120,20 +139,20 @@ class Snapshots:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        clock = SystemClock()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-            clock.sleep(GATHER_SECONDS)
+            self._clock.sleep(GATHER_SECONDS)
             with self._changed:
                 self._writing, self._waiting = self._waiting, []
+                self._hangs_at = self._clock.elapsed() + HANGS_SECONDS
             stored = self._store(self._writing)
             with self._changed:
                 for each in self._writing:
                     each.left = each.given["agent"] not in stored
-                self._writing = []
+                self._writing, self._hangs_at = [], math.inf
                 self._changed.notify_all()
 
     def _store(self, snapshots: list[Snapshot]) -> set[str]:
@@ -143,10 +162,15 @@ class Snapshots:
 
         def work(tx: Tx) -> set[str]:
             tx.wait_at_most(LOCKED)
-            return message_rows.store_all_unfinished_fenced(tx, [each.given for each in snapshots])
+            stored = message_rows.store_all_unfinished_fenced(tx, [each.given for each in snapshots])
+            if any(each.withdrawn for each in snapshots):
+                raise _Withdrawn
+            return stored
 
         try:
             return self._rt.db.transact(work)
+        except _Withdrawn:
+            return set()
         except Exception as error:
             if not (
                 is_locked(error) or is_away(error)

@@ -94,7 +94,12 @@ def _run(scene: Scene, ready: Sequence[_Call]) -> None:
         _not_begun(ready)
         raise
     runs = _Runs(scene)
-    results = calls.call_all(scene.rt, [partial(runs.run, call) for call in ready], signal=scene.hold.signal)
+    try:
+        results = calls.call_all(
+            scene.rt, [partial(runs.run, call) for call in ready], signal=scene.hold.signal
+        )
+    finally:
+        runs.close()
     for call, result in zip(ready, results, strict=True):
         if isinstance(result, calls.Failed):
             raise result.error
@@ -254,7 +259,12 @@ class _Runs:
 
     def __init__(self, scene: Scene) -> None:
         self._scene, self._lock = scene, threading.Lock()
-        self._broken = False
+        self._broken = self._over = False
+
+    def close(self) -> None:
+        """The turn goes on: what a tool that was given up still returns is dropped, though the line may be held."""
+        with self._lock:
+            self._over = True
 
     def run(self, call: _Call) -> None:
         """Call the tool, settle its part, and store the message with it."""
@@ -283,7 +293,7 @@ class _Runs:
             error_text = describe(error)[1].strip() or type(error).__name__
         scene.rt.failpoint("turn:tool-ran")
         with self._lock:
-            if scene.hold.lost or scene.hold.cancelled:
+            if self._over or scene.hold.lost or scene.hold.cancelled:
                 logger.warning(
                     "the result of tool %s of submission %s came after its turn had ended; it is dropped",
                     call.tool.name,
