@@ -9,9 +9,9 @@ from think_celery.domain.conversation.decisions import InteractionResult
 from think_celery.domain.conversation.interactions import PendingInteraction
 from think_celery.domain.conversation.live import LiveEvent
 from think_celery.domain.jobs.fiberruns import Fiber
-from think_celery.domain.jobs.jobrecords import FiberRun, Job
+from think_celery.domain.jobs.records import FiberRun, Job
 from think_celery.domain.pages import Page
-from think_celery.domain.schedules.schedulerecords import Schedule, ScheduleKind, ScheduleSlot
+from think_celery.domain.schedules.records import Schedule, ScheduleKind, ScheduleSlot
 from think_celery.domain.steps.prompthandles import PromptHandle
 from think_celery.domain.steps.waits import Approval, ReceivedEvent
 from think_celery.domain.submissions.receipts import Submission

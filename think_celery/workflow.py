@@ -18,7 +18,7 @@ from typing import (
 from think_celery.domain.agents import agents
 from think_celery.domain.steps.steps import ThinkWorkflowStep
 from think_celery.domain.steps.waits import Approval
-from think_celery.domain.workflows import workflowhooks
+from think_celery.domain.workflows import hooks
 from think_celery.domain.workflows.events import WorkflowEvent
 from think_celery.domain.workflows.replay import Replay
 from think_celery.durations import Duration
@@ -159,7 +159,7 @@ class ThinkWorkflow(Generic[Agent, Params]):
             NotSerializable, PayloadTooLarge: The progress can't be stored.
         """
         if self._replay is not None:
-            workflowhooks.report_progress(self._replay, progress)
+            hooks.report_progress(self._replay, progress)
 
     def broadcast_to_clients(self, message: str | dict[str, Any]) -> None:
         """Show a text or a dict to everyone who listens to the agent now, as its ``broadcast`` does.

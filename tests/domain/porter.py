@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from think_celery import Think
-from think_celery.domain.jobs import jobruns
+from think_celery.domain.jobs import runs
 from think_celery.domain.outcomes import Outcome
 from think_celery.runtime import Runtime
 from think_celery.store import jobs
@@ -61,4 +61,4 @@ def row(rt: Runtime, job_id: str) -> Any:
 
 def run(rt: Runtime, job_id: str) -> Outcome:
     """Do what a worker does that is knocked for it."""
-    return jobruns.run(rt, job_id)
+    return runs.run(rt, job_id)

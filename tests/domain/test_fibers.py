@@ -10,7 +10,7 @@ from tests.domain.crowd import transaction
 from tests.domain.flows import worker_dies
 from tests.domain.porter import row, run
 from think_celery import Fiber, FiberRecovery, FiberRecoveryContext, FiberRun, JobStatus, Think
-from think_celery.domain.jobs import jobruns
+from think_celery.domain.jobs import runs
 from think_celery.errors import (
     InsideTransaction,
     InvalidMethod,
@@ -506,7 +506,7 @@ class TestInline:
     def test_nobody_else_runs_it_meanwhile(self, t: ThinkTest, walks: Any):
         """It is in the hands of its caller."""
         words = []
-        walks(lambda agent, fiber, payload: words.append(jobruns.run(agent._rt, fiber.fiber_id).word))
+        walks(lambda agent, fiber, payload: words.append(runs.run(agent._rt, fiber.fiber_id).word))
         agent = scout(t.rt)
         agent.run_fiber(agent.walk)
 

@@ -18,7 +18,7 @@ from tests.domain.crowd import at_once, change, die
 from tests.domain.flows import worker
 from tests.domain.porter import Hauler, porter, row, run
 from think_celery.domain import recovery
-from think_celery.domain.jobs import jobruns, jobs
+from think_celery.domain.jobs import runs, jobs
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import perform
 from think_celery.errors import LeaseLost
@@ -59,8 +59,8 @@ def test_claims_at_once(live: Runtime):
     agent = porter(live)
     for _ in range(ROUNDS):
         job = agent.queue(agent.carry, 1)
-        found = at_once(6, lambda _, j=job: jobruns.claim(live, j.job_id))
-        claims = [each for each in found if isinstance(each, jobruns.Claim)]
+        found = at_once(6, lambda _, j=job: runs.claim(live, j.job_id))
+        claims = [each for each in found if isinstance(each, runs.Claim)]
 
         assert len(claims) == 1
         assert {each.word for each in found if isinstance(each, Outcome)} <= {"busy"}
@@ -73,8 +73,8 @@ def test_claims_of_a_lane_at_once(live: Runtime):
     queued = [agent.queue(agent.carry, number).job_id for number in range(ROUNDS)]
     for first, expected in enumerate(queued):
         some = [queued[(first + n) % ROUNDS] for n in range(4)]
-        found = at_once(4, lambda n, some=some: jobruns.claim(live, some[n]))
-        claims = [each for each in found if isinstance(each, jobruns.Claim)]
+        found = at_once(4, lambda n, some=some: runs.claim(live, some[n]))
+        claims = [each for each in found if isinstance(each, runs.Claim)]
         assert [claim.row.id for claim in claims] == [expected]
         jobs.end(live, claims[0].lease, claims[0].row, JobStatus.COMPLETED)
 
@@ -110,17 +110,17 @@ def test_an_end_and_a_sweep(live: Runtime):
     agent = porter(live)
     for _ in range(ROUNDS):
         job = agent.queue(agent.carry, 1)
-        claim = jobruns.claim(live, job.job_id)
-        assert isinstance(claim, jobruns.Claim)
+        claim = runs.claim(live, job.job_id)
+        assert isinstance(claim, runs.Claim)
 
-        def end(claim: jobruns.Claim = claim) -> bool:
+        def end(claim: runs.Claim = claim) -> bool:
             try:
                 jobs.end(live, claim.lease, claim.row, JobStatus.COMPLETED)
             except LeaseLost:
                 return False
             return True
 
-        def sweep(claim: jobruns.Claim = claim) -> bool:
+        def sweep(claim: runs.Claim = claim) -> bool:
             return live.db.transact(lambda tx: jobs.free(live, tx, claim.lease))
 
         ended, swept = at_once(2, lambda n, e=end, s=sweep: s() if n else e())
@@ -139,15 +139,15 @@ def test_an_end_and_a_tick_that_forgets_those_behind(live: Runtime):
     agent = porter(live)
     for _ in range(ROUNDS):
         first = agent.queue(agent.carry, 1)
-        claim = jobruns.claim(live, first.job_id)
-        assert isinstance(claim, jobruns.Claim)
+        claim = runs.claim(live, first.job_id)
+        assert isinstance(claim, runs.Claim)
         second = agent.queue(agent.carry, 2)
         change(
             live,
             update(tables.jobs).where(tables.jobs.c.id == second.job_id).values(knock_at=live.clock.now()),
         )
 
-        def end(claim: jobruns.Claim = claim) -> None:
+        def end(claim: runs.Claim = claim) -> None:
             jobs.end(live, claim.lease, claim.row, JobStatus.COMPLETED)
 
         at_once(3, lambda n, e=end: jobs.knock_missed(live, 100) if n else e())

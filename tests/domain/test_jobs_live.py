@@ -13,7 +13,7 @@ from tests.domain.porter import Hauler, porter, row, run
 from tests.domain.test_fibers import Guide, Scout, at, scout
 from think_celery import Fiber, FiberRecovery, Retry
 from think_celery.domain import calls
-from think_celery.domain.jobs.jobwaits import end_of
+from think_celery.domain.jobs.waiting import end_of
 from think_celery.domain.submissions import claims
 from think_celery.errors import JobStillRunning, NestedJob, NestedTurn
 from think_celery.providers.scripted import FunctionModel, call, say

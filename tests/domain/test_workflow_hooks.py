@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from tests.domain.flows import flow, worker_dies
 from think_celery import Think, WorkflowNews
-from think_celery.domain.workflows import advance, control, workflowhooks, workflows
+from think_celery.domain.workflows import advance, control, hooks, workflows
 from think_celery.errors import NonRetryableError, NotSerializable
 from think_celery.ids import WorkflowRef
 from think_celery.store import tables
@@ -125,7 +125,7 @@ class TestProgress:
         """Neither where the run is another's by now, nor where the database fails; the code goes on."""
         flow(lambda event, step: None, name="Unused")
         with monkeypatch.context() as broken:
-            broken.setattr(workflowhooks.control, "report_progress", lambda *_: 1 / 0)
+            broken.setattr(hooks.control, "report_progress", lambda *_: 1 / 0)
             begin(t)
         assert heard("progress") == []
 
@@ -261,7 +261,7 @@ class TestEnqueue:
         agent = Listening("w1")._ref
         for what, payload in (("event:a", 1), ("event:a", 2), ("event:b", {"n": 3}), ("complete", "early")):
             t.rt.db.transact(
-                lambda tx, what=what, payload=payload: workflowhooks.enqueue(
+                lambda tx, what=what, payload=payload: hooks.enqueue(
                     t.rt, tx, agent, row, what, payload
                 )
             )

@@ -27,7 +27,7 @@ def test_the_first_script_can_be_run_again_in_its_folder(tmp_path: Path) -> None
 def test_every_type_that_a_listener_gets_is_in_its_table() -> None:
     """The types that the source of events writes are those of the quickstart's table, and no others."""
     rooms = {
-        "turns": ("answers", "turns", "turnstate", "loops", "ownloops"),
+        "turns": ("answers", "turns", "state", "loops", "ownloops"),
         "conversation": ("live", "additions"),
         "agents": ("agents", "removal"),
     }

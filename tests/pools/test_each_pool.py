@@ -13,7 +13,7 @@ from tests.crash.test_celery_worker import publisher
 from tests.crash.worker import POOLS
 from tests.pools.scenes import alive, begin, connect, ended, hand, queue_of, row_of
 from tests.pools.talker import Chronicler, Correspondent, Itinerary, Relay
-from think_celery.domain.jobs import jobruns
+from think_celery.domain.jobs import runs
 from think_celery.store import tables
 
 READY = re.compile(r"(\d+@\S+) ready")
@@ -53,7 +53,7 @@ class TestEveryPool:
         assert "ERROR/" not in worker.output()
         (handed_over,) = stage.rows(tables.jobs)
         assert (handed_over.status, handed_over.attempts, handed_over.process_id) == ("pending", 0, None)
-        assert jobruns.run(stage.rt, fiber).word == "completed"
+        assert runs.run(stage.rt, fiber).word == "completed"
         assert [each.output for each in walker.list_fibers()] == ["walked half of far"]
 
     def test_every_kind_of_step(self, stage: Stage, redis_url: str, pool: str) -> None:

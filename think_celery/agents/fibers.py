@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from think_celery.agents.arguments import Method
 from think_celery.agents.handle import AgentHandle
-from think_celery.domain.jobs import fiberruns, fibers, jobcalls
-from think_celery.domain.jobs.jobrecords import FiberRun
+from think_celery.domain.jobs import fiberruns, fibers, control
+from think_celery.domain.jobs.records import FiberRun
 from think_celery.domain.pages import Before, Page
 from think_celery.durations import Duration
 from think_celery.hooks.fibers import FiberRecovery, FiberRecoveryContext
@@ -168,7 +168,7 @@ class AgentFibers(AgentHandle, abstract=True):
         Raises:
             ValueError: A status is unknown or not of an end, or another argument is unfit.
         """
-        return jobcalls.delete_ended(
+        return control.delete_ended(
             self._rt,
             agent_id=self._ref.id,
             kind="fiber",

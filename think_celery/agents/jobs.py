@@ -5,8 +5,8 @@ from typing import Any
 
 from think_celery.agents.arguments import Method
 from think_celery.agents.handle import AgentHandle
-from think_celery.domain.jobs import jobcalls
-from think_celery.domain.jobs.jobrecords import Job
+from think_celery.domain.jobs import control
+from think_celery.domain.jobs.records import Job
 from think_celery.domain.pages import Before, Page
 from think_celery.durations import Duration
 from think_celery.retries import Retry
@@ -50,7 +50,7 @@ class AgentJobs(AgentHandle, abstract=True):
             NotSerializable, PayloadTooLarge: The payload or the metadata can't be stored.
             TypeError: *retry* is no ``Retry``.
         """
-        return jobcalls.queue(
+        return control.queue(
             self._rt,
             self._ref,
             self,
@@ -64,11 +64,11 @@ class AgentJobs(AgentHandle, abstract=True):
 
     def get_job(self, job_id: str) -> Job | None:
         """A job of this agent as it stands now, of whatever kind; ``None`` if it has none of that id."""
-        return jobcalls.look_up(self._rt, job_id, self._ref.id)
+        return control.look_up(self._rt, job_id, self._ref.id)
 
     def get_job_by_key(self, idempotency_key: str) -> Job | None:
         """The queued call with that key as it stands now; ``None`` if there is none."""
-        return jobcalls.by_key(self._rt, self._ref, "queue", idempotency_key)
+        return control.by_key(self._rt, self._ref, "queue", idempotency_key)
 
     def list_jobs(
         self,
@@ -91,7 +91,7 @@ class AgentJobs(AgentHandle, abstract=True):
         Raises:
             ValueError: A status or kind is unknown, *limit* is not between 1 and 1000, or *cursor* can't be read.
         """
-        return jobcalls.find(
+        return control.find(
             self._rt,
             agent_id=self._ref.id,
             status=status,
@@ -107,11 +107,11 @@ class AgentJobs(AgentHandle, abstract=True):
         One that runs is ``aborted`` at once. The method itself can't be stopped; what it returns is dropped, and
         the next call in the queue begins when it has returned, or after 5 seconds.
         """
-        return jobcalls.cancel(self._rt, job_id, reason, self._ref.id)
+        return control.cancel(self._rt, job_id, reason, self._ref.id)
 
     def delete_job(self, job_id: str) -> bool:
         """Delete a job and its key, so that one that waits never runs; False, and it stays, while a worker has it."""
-        return jobcalls.delete(self._rt, job_id, self._ref.id)
+        return control.delete(self._rt, job_id, self._ref.id)
 
     def delete_jobs(
         self,
@@ -133,7 +133,7 @@ class AgentJobs(AgentHandle, abstract=True):
             ValueError: A status is unknown or not of an end, a kind is unknown, the instant has no time zone, or
                 *limit* is out of range.
         """
-        return jobcalls.delete_ended(
+        return control.delete_ended(
             self._rt,
             agent_id=self._ref.id,
             status=status,
@@ -152,7 +152,7 @@ class AgentJobs(AgentHandle, abstract=True):
             JobNotFound: This agent has none of that id.
             JobError: A worker has it just now; or it was of a declared task, whose next slot comes by itself.
         """
-        return jobcalls.retry(self._rt, job_id, self._ref.id)
+        return control.retry(self._rt, job_id, self._ref.id)
 
 
 AgentJobs._queue_job.__qualname__ = f"{AgentJobs.__name__}.queue"  # in Python's own errors: what was called

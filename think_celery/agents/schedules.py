@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from think_celery.agents.handle import AgentHandle
 from think_celery.domain.pages import Page
 from think_celery.domain.schedules import schedules
-from think_celery.domain.schedules.schedulerecords import Schedule, ScheduleSlot, as_schedule, as_slot
-from think_celery.domain.schedules.schedulespecs import When, every, read_when
+from think_celery.domain.schedules.records import Schedule, ScheduleSlot, as_schedule, as_slot
+from think_celery.domain.schedules.specs import When, every, read_when
 from think_celery.durations import Duration
 from think_celery.retries import Retry
 

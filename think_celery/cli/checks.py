@@ -12,7 +12,7 @@ from typing import Any, Literal
 from think_celery.cli.common import Given
 from think_celery.clock import Clock
 from think_celery.domain import knocks
-from think_celery.domain.jobs import jobattempts
+from think_celery.domain.jobs import attempts
 from think_celery.domain.turns import takeover
 from think_celery.domain.workflows import advance
 from think_celery.ids import AgentRef, WorkflowRef
@@ -256,7 +256,7 @@ def dying(db: Database, most: int) -> list[Finding]:
         lambda tx: (
             rows.dying_turns(tx, MANY_ATTEMPTS, takeover.MAX_TAKEOVERS // 2, limit),
             rows.dying_runs(tx, MANY_ATTEMPTS, advance.MAX_TAKEOVERS // 2, limit),
-            jobhealth.dying_jobs(tx, MANY_ATTEMPTS, jobattempts.MAX_TAKEOVERS // 2, limit),
+            jobhealth.dying_jobs(tx, MANY_ATTEMPTS, attempts.MAX_TAKEOVERS // 2, limit),
         )
     )
     told = [
@@ -271,7 +271,7 @@ def dying(db: Database, most: int) -> list[Finding]:
     ]
     told += [
         _restless(
-            f"Job {row.id} of {row.agent_class}({row.agent_name!r})", row, most, jobattempts.MAX_TAKEOVERS
+            f"Job {row.id} of {row.agent_class}({row.agent_name!r})", row, most, attempts.MAX_TAKEOVERS
         )
         for row in jobs
     ]

@@ -18,9 +18,9 @@ from think_celery.cli.options import (
     yes_option,
 )
 from think_celery.cli.printing import AGENT, Column, print_list, print_one
-from think_celery.domain.jobs import jobcalls
-from think_celery.domain.jobs.jobcalls import KINDS
-from think_celery.domain.jobs.jobrecords import times_begun
+from think_celery.domain.jobs import control
+from think_celery.domain.jobs.control import KINDS
+from think_celery.domain.jobs.records import times_begun
 from think_celery.errors import JobError, JobNotFound
 from think_celery.ids import AgentRef
 from think_celery.plain import plain_value
@@ -66,7 +66,7 @@ def list_(
     as_json: bool,
 ) -> None:
     """List jobs, newest first."""
-    page = jobcalls.find_rows(
+    page = control.find_rows(
         runtime_of(app, database_url),
         agent_id=None if agent is None else agent.id,
         kind=list(kind) or None,
@@ -102,7 +102,7 @@ def cancel(job_id: str, reason: str | None, app: App | None, database_url: str |
     """End a job as aborted. Exits with 1 if it had ended."""
     rt = runtime_of(app, database_url)
     row = _require(rt, job_id)
-    if not jobcalls.cancel(rt, job_id, reason):
+    if not control.cancel(rt, job_id, reason):
         raise Failure(f"{job_id} had ended before: {row.status}.")
     click.echo(f"{job_id} is aborted.")
 
@@ -121,7 +121,7 @@ def retry(job_id: str, yes: bool, app: App | None, database_url: str | None) -> 
     if _require(rt, job_id).status == JobStatus.COMPLETED:
         be_sure(f"{job_id} is completed: nothing failed. Make the same call once more?", yes)
     try:
-        again = jobcalls.retry(rt, job_id)
+        again = control.retry(rt, job_id)
     except JobError as error:
         raise Unusable(str(error)) from error
     if again.job_id == job_id:
@@ -139,7 +139,7 @@ def delete(job_id: str, yes: bool, app: App | None, database_url: str | None) ->
     rt = runtime_of(app, database_url)
     row = _require(rt, job_id)
     be_sure(f"Delete the job {job_id} ({row.status})?", yes)
-    if not jobcalls.delete(rt, job_id):
+    if not control.delete(rt, job_id):
         raise Failure(f"A worker has {job_id} just now. End it first: think-celery jobs cancel {job_id}")
     click.echo(f"Deleted {job_id}.")
 
@@ -150,7 +150,7 @@ def _called(told: Mapping[str, Any]) -> str:
 
 
 def _require(rt: Runtime, job_id: str) -> Any:
-    row = jobcalls.row_of(rt, job_id)
+    row = control.row_of(rt, job_id)
     if row is None:
         raise JobNotFound(job_id)
     return row

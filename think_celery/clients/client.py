@@ -13,7 +13,7 @@ from think_celery.domain.conversation.decisions import InteractionResult
 from think_celery.domain.conversation.interactions import PendingInteraction
 from think_celery.domain.pages import Page
 from think_celery.domain.schedules import schedules
-from think_celery.domain.schedules.schedulerecords import Schedule, ScheduleSlot, as_schedule, as_slot
+from think_celery.domain.schedules.records import Schedule, ScheduleSlot, as_schedule, as_slot
 from think_celery.domain.submissions import submissions, waiting
 from think_celery.domain.submissions.receipts import Submission, as_submission
 from think_celery.durations import Duration

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from think_celery import runtime
-from think_celery.domain.jobs import fibers, jobcalls, jobwaits
-from think_celery.domain.jobs.jobrecords import FiberRun, Job, as_job
+from think_celery.domain.jobs import fibers, control, waiting
+from think_celery.domain.jobs.records import FiberRun, Job, as_job
 from think_celery.domain.pages import Before, Page
 from think_celery.durations import Duration
 from think_celery.hooks.fibers import FiberRecovery
@@ -20,7 +20,7 @@ class JobClient:
 
     def get_job(self, job_id: str) -> Job | None:
         """A job as it stands now, of whatever kind; ``None`` if there is none of that id."""
-        return jobcalls.look_up(self._rt, job_id)
+        return control.look_up(self._rt, job_id)
 
     def list_jobs(
         self,
@@ -41,7 +41,7 @@ class JobClient:
         Raises:
             ValueError: A status or kind is unknown, *limit* is not between 1 and 1000, or *cursor* can't be read.
         """
-        return jobcalls.find(self._rt, status=status, kind=kind, limit=limit, cursor=cursor)
+        return control.find(self._rt, status=status, kind=kind, limit=limit, cursor=cursor)
 
     def wait_for_job(self, job_id: str, timeout: Duration | None = None) -> Job:
         """The job once it has ended, at once if it has; a fiber also when it is interrupted. Any process may wait.
@@ -53,15 +53,15 @@ class JobClient:
             JobNotFound: There is none of that id, or not any more.
             InsideTransaction: Called inside a joined transaction.
         """
-        return as_job(jobwaits.end_of(self._rt, job_id, "wait_for_job()", timeout))
+        return as_job(waiting.end_of(self._rt, job_id, "wait_for_job()", timeout))
 
     def cancel_job(self, job_id: str, reason: str | None = None) -> bool:
         """End a job as aborted, and say whether this call did: see the agent's method of this name."""
-        return jobcalls.cancel(self._rt, job_id, reason)
+        return control.cancel(self._rt, job_id, reason)
 
     def delete_job(self, job_id: str) -> bool:
         """Delete a job that no worker has, and say whether this call did."""
-        return jobcalls.delete(self._rt, job_id)
+        return control.delete(self._rt, job_id)
 
     def delete_jobs(
         self,
@@ -83,7 +83,7 @@ class JobClient:
             ValueError: A status is unknown or not of an end, a kind is unknown, the instant has no time zone, or
                 *limit* is out of range.
         """
-        return jobcalls.delete_ended(
+        return control.delete_ended(
             self._rt, status=status, kind=kind, completed_before=completed_before, limit=limit
         )
 
@@ -94,7 +94,7 @@ class JobClient:
             JobNotFound: There is none of that id.
             JobError: A worker has it just now.
         """
-        return jobcalls.retry(self._rt, job_id)
+        return control.retry(self._rt, job_id)
 
     def inspect_fiber(self, fiber_id: str) -> FiberRun | None:
         """A fiber as it stands now; ``None`` if there is none of that id."""

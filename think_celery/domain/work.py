@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from think_celery.domain import knocks, outbox
 from think_celery.domain.agents import starts
-from think_celery.domain.jobs import jobruns
+from think_celery.domain.jobs import runs
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.submissions import claims
 from think_celery.domain.workflows import advance
@@ -34,7 +34,7 @@ WORK: Mapping[str, Work] = {
     knocks.DELIVER_NEWS: Work(run=outbox.deliver, failure=TaskFailed),
     knocks.START_AGENT: Work(run=starts.run, failure=TaskFailed),
     # Each attempt has a time limit of its own.
-    knocks.RUN_JOB: Work(run=jobruns.run, failure=JobFailed, has_deadline=False),
+    knocks.RUN_JOB: Work(run=runs.run, failure=JobFailed, has_deadline=False),
 }
 
 

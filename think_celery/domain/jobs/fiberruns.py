@@ -12,7 +12,7 @@ from think_celery.described import MAX_ERROR, describe, storable
 from think_celery.domain import calls
 from think_celery.domain.agents import methods
 from think_celery.domain.jobs import jobs
-from think_celery.domain.jobs.jobattempts import Claim, JobRun
+from think_celery.domain.jobs.attempts import Claim, JobRun
 from think_celery.domain.leases import Hold
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.patience import patiently

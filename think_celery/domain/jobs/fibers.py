@@ -5,9 +5,9 @@ from typing import Any
 
 from think_celery.described import kept_reason
 from think_celery.domain.agents import methods
-from think_celery.domain.jobs import jobcalls, jobruns, jobs, jobwaits
+from think_celery.domain.jobs import control, runs, jobs, waiting
 from think_celery.domain.jobs.fiberruns import changes_of
-from think_celery.domain.jobs.jobrecords import FiberRun, as_fiber
+from think_celery.domain.jobs.records import FiberRun, as_fiber
 from think_celery.domain.pages import Page
 from think_celery.domain.turns import helping
 from think_celery.durations import Duration, as_timedelta
@@ -58,7 +58,7 @@ def start(
         time_limit=time_limit,
     )
     if waits:
-        row = jobwaits.end_of(rt, row.id, "start_fiber()", timeout)
+        row = waiting.end_of(rt, row.id, "start_fiber()", timeout)
     return as_fiber(row, accepted=accepted)
 
 
@@ -89,7 +89,7 @@ def run(
     )
     # Who waits for the turn or job that calls this waits for the fiber, too.
     with helping.waits_for_job(rt, row.id, "run_fiber()"):
-        return jobruns.run_inline(rt, row, agent)
+        return runs.run_inline(rt, row, agent)
 
 
 def accept(
@@ -107,7 +107,7 @@ def accept(
 ) -> tuple[Any, bool]:
     """Store a fiber, and say whether this call did; else its row is that of the same key."""
     named = methods.named(agent, method, payload, call=call, limit=rt.settings.max_payload, fiber=True)
-    return jobcalls.accept(
+    return control.accept(
         rt,
         ref,
         kind="fiber",
@@ -124,7 +124,7 @@ def accept(
 
 def row_of(rt: Runtime, fiber_id: str, agent_id: str | None) -> Any | None:
     """The row of that fiber; with *agent_id* only if it is that agent's."""
-    row = jobcalls.row_of(rt, fiber_id, agent_id)
+    row = control.row_of(rt, fiber_id, agent_id)
     return row if row is not None and row.kind == "fiber" else None
 
 
@@ -136,7 +136,7 @@ def inspect(rt: Runtime, fiber_id: str, agent_id: str | None = None) -> FiberRun
 
 def inspect_by_key(rt: Runtime, ref: AgentRef, idempotency_key: str) -> FiberRun | None:
     """The agent's fiber with that key as it stands now."""
-    row = jobcalls.row_by_key(rt, ref, "fiber", idempotency_key)
+    row = control.row_by_key(rt, ref, "fiber", idempotency_key)
     return None if row is None else as_fiber(row)
 
 
@@ -149,8 +149,8 @@ def find(
     limit: int = 100,
     cursor: str | None = None,
 ) -> Page[FiberRun]:
-    """Fibers, newest first. Raises what ``domain.jobs.jobcalls.find`` does."""
-    found = jobcalls.find_rows(
+    """Fibers, newest first. Raises what ``domain.jobs.control.find`` does."""
+    found = control.find_rows(
         rt, agent_id=agent_id, kind="fiber", status=status, method=method, limit=limit, cursor=cursor
     )
     return found.of(as_fiber)
@@ -168,14 +168,14 @@ def cancel(rt: Runtime, fiber_id: str, reason: str | None, agent_id: str | None 
     said = kept_reason(reason)
     if row_of(rt, fiber_id, agent_id) is None:
         return False
-    return jobcalls.cancel(rt, fiber_id, said)
+    return control.cancel(rt, fiber_id, said)
 
 
 def cancel_by_key(rt: Runtime, ref: AgentRef, idempotency_key: str, reason: str | None) -> bool:
     """The same for the agent's fiber with that key."""
     said = kept_reason(reason)
-    row = jobcalls.row_by_key(rt, ref, "fiber", idempotency_key)
-    return row is not None and jobcalls.cancel(rt, row.id, said)
+    row = control.row_by_key(rt, ref, "fiber", idempotency_key)
+    return row is not None and control.cancel(rt, row.id, said)
 
 
 def resolve(rt: Runtime, fiber_id: str, decision: FiberRecovery, agent_id: str | None = None) -> bool:

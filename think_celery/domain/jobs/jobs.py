@@ -1,7 +1,7 @@
 """Jobs: durable calls of an agent's methods. Accept them, end them, and see to it that the next one runs.
 
 A job's lease is in its own row. Jobs of one agent and lane ("queue", "hook") run one at a time in the order in which
-they were accepted; all others run as soon as a worker is free. How one is run: ``domain.jobs.jobruns``.
+they were accepted; all others run as soon as a worker is free. How one is run: ``domain.jobs.runs``.
 """
 
 import logging

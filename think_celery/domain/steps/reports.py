@@ -9,7 +9,7 @@ from typing import Any
 
 from think_celery import serialization
 from think_celery.described import MAX_ERROR, MAX_TYPE, describe, storable
-from think_celery.domain.workflows import workflowhooks
+from think_celery.domain.workflows import hooks
 from think_celery.domain.workflows.journal import Asked, failure_of
 from think_celery.domain.workflows.replay import Replay
 from think_celery.errors import InvalidValue, StepMisuse
@@ -76,7 +76,7 @@ def _report(replay: Replay, asked: Asked, what: str, payload: Any) -> None:
 
     def store(tx: Tx, _: int) -> None:
         replay.must(steps.insert(tx, asked.ref, StepStatus.DONE, output="null"))
-        workflowhooks.enqueue(rt, tx, replay.agent, run, what, told)
+        hooks.enqueue(rt, tx, replay.agent, run, what, told)
         rt.failpoint(f"step:{asked.ref.step}:before-commit")
 
     replay.write(asked, store)

@@ -13,7 +13,7 @@ from think_celery.domain.leases import LET_GO_SECONDS
 from think_celery.domain.patience import patiently
 from think_celery.domain.turns import continuations, eventchecks, finals, requests
 from think_celery.domain.turns.answers import input_chunk, settled_chunk
-from think_celery.domain.turns.turnstate import TurnState, last_step
+from think_celery.domain.turns.state import TurnState, last_step
 from think_celery.errors import (
     AsyncNotSupported,
     InvalidToolArguments,

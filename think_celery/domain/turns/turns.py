@@ -21,7 +21,7 @@ from think_celery.domain.submissions.lines import free
 from think_celery.domain.turns import takeover
 from think_celery.domain.turns.loops import Loop
 from think_celery.domain.turns.ownloops import OwnLoop
-from think_celery.domain.turns.turnstate import TurnState
+from think_celery.domain.turns.state import TurnState
 from think_celery.errors import (
     ConfigurationError,
     LeaseLost,

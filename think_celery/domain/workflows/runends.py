@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from think_celery import serialization
-from think_celery.domain.workflows import children, workflowhooks
+from think_celery.domain.workflows import children, hooks
 from think_celery.ids import AgentRef
 from think_celery.runtime import Runtime
 from think_celery.states import WorkflowStatus
@@ -20,7 +20,7 @@ Follow = Callable[[Tx], object]
 def complete(rt: Runtime, row: Any, lease: Lease, output: str) -> bool:
     """End the run with its result, and say whether this call did. *row* is that of the claim."""
     follows = _telling_parent(rt, row, WorkflowStatus.COMPLETE, output=output)
-    if workflowhooks.is_wanted(_agent(row), "complete"):
+    if hooks.is_wanted(_agent(row), "complete"):
         follows.append(_telling_agent(rt, row, "complete", serialization.loads(output)))
     return _end(rt, lambda tx: workflows.complete(tx, lease, output), follows)
 
@@ -33,7 +33,7 @@ def fail(rt: Runtime, row: Any, lease: Lease, error_type: str, error: str, *, gi
     told = {"error_type": error_type, "error": error}
     follows: list[Follow] = [lambda tx: children.terminate_all(rt, tx, row)] if given_up else []
     follows += _telling_parent(rt, row, WorkflowStatus.ERRORED, **told)
-    if workflowhooks.is_wanted(_agent(row), "error"):
+    if hooks.is_wanted(_agent(row), "error"):
         follows.append(_telling_agent(rt, row, "error", told))
     return _end(rt, lambda tx: workflows.fail(tx, lease, error_type, error), follows)
 
@@ -53,7 +53,7 @@ def _telling_agent(rt: Runtime, row: Any, what: str, payload: Any) -> Follow:
 
 
 def _enqueue(rt: Runtime, row: Any, what: str, payload: Any, tx: Tx) -> None:
-    workflowhooks.enqueue(rt, tx, _agent(row), row, what, payload)
+    hooks.enqueue(rt, tx, _agent(row), row, what, payload)
 
 
 def _end(rt: Runtime, move: Callable[[Tx], bool], follows: list[Follow]) -> bool:

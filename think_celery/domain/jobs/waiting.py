@@ -6,7 +6,7 @@ from typing import Any
 
 from think_celery.domain import inhand, knocks
 from think_celery.domain.inhand import in_hand
-from think_celery.domain.jobs import jobruns
+from think_celery.domain.jobs import runs
 from think_celery.domain.poller import Watch
 from think_celery.domain.submissions import waiting
 from think_celery.domain.turns import afterwards, helping
@@ -97,7 +97,7 @@ def _helped(rt: Runtime, row: Any) -> bool:
     if not rt.takes(knocks.for_job(row)):
         return False
     with inhand.helping(), afterwards.outside():
-        outcome = jobruns.run(rt, row.id)
+        outcome = runs.run(rt, row.id)
     return outcome.ended or outcome.word == "interrupted"
 
 
