@@ -1,14 +1,15 @@
-"""A user's class by name, and found again in another process."""
+"""A user's class in another process: found there by its name, and made there by a worker."""
 
 import dataclasses
 import importlib
+import inspect
 import sys
 from enum import Enum
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from think_celery.errors import NotSerializable, UnreadableValue
+from think_celery.errors import InvalidClass, NotSerializable, UnreadableValue
 
 ClassKind = Literal["model", "dataclass", "enum"]
 
@@ -77,6 +78,21 @@ def find_loaded(stored: str) -> type | None:
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) else None
+
+
+def check_constructor(cls: type, *arguments: Any, called: str, remedy: str) -> None:
+    """Refuse a class whose objects can't be made with these arguments, the only ones that a worker has.
+
+    Raises:
+        InvalidClass: They can't. *called* goes on after "can't be called", and *remedy* says what to do.
+    """
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    try:
+        signature.bind(None, *arguments)
+    except TypeError:
+        raise InvalidClass(
+            cls.__name__, f"its __init__{signature} can't be called {called}", remedy
+        ) from None
 
 
 def is_dataclass_type(cls: type) -> bool:

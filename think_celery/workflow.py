@@ -15,6 +15,7 @@ from typing import (
     get_type_hints,
 )
 
+from think_celery.classes import check_constructor
 from think_celery.domain.agents import agents
 from think_celery.domain.steps.steps import ThinkWorkflowStep
 from think_celery.domain.steps.waits import Approval
@@ -92,7 +93,11 @@ class ThinkWorkflow(Generic[Agent, Params]):
                 f"class {cls.__name__}(ThinkWorkflow, abstract=True).",
             )
         _check_run(cls)
-        _check_constructor(cls)
+        check_constructor(
+            cls,
+            called="without arguments, and a worker makes it anew, without any, each time a run goes on",
+            remedy="Take what a run needs from event.payload, and give what else it takes a default.",
+        )
         workflow_classes.add(cls.workflow_name, cls)
 
     @classmethod
@@ -193,20 +198,6 @@ def _check_run(cls: type[ThinkWorkflow[Any, Any]]) -> None:
         raise InvalidClass(
             cls.__name__, f"its run{signature} {problem}", "Write: def run(self, event, step)."
         )
-
-
-def _check_constructor(cls: type[ThinkWorkflow[Any, Any]]) -> None:
-    """Make sure that a worker can make one: it does so each time the run goes on, and has nothing to pass."""
-    signature = inspect.signature(cls.__init__)
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise InvalidClass(
-            cls.__name__,
-            f"its __init__{signature} can't be called without arguments, and a worker makes it anew, without any, each "
-            "time a run goes on",
-            "Take what a run needs from event.payload, and give what else it takes a default.",
-        ) from None
 
 
 def _may_be(declared: Any, starting: type) -> bool:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from think_celery import serialization
+from think_celery import classes, serialization
 from think_celery.errors import InvalidClass, NotSerializable
 from think_celery.names import MisspeltName
 from think_celery.tools import is_tool, may_wait
@@ -93,17 +93,13 @@ def check_constructor(cls: type) -> None:
     Raises:
         InvalidClass: They can't.
     """
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-    try:
-        signature.bind(None, "name")
-    except TypeError:
-        raise InvalidClass(
-            cls.__name__,
-            f"its __init__{signature} can't be called with a name alone, and a worker makes each agent from its name "
-            f"alone: {cls.__name__}(name)",
-            "Give what else it takes a default. What belongs to one agent is kept in its state, or is part of its "
-            "name.",
-        ) from None
+    classes.check_constructor(
+        cls,
+        "name",
+        called=f"with a name alone, and a worker makes each agent from its name alone: {cls.__name__}(name)",
+        remedy="Give what else it takes a default. What belongs to one agent is kept in its state, or is part of its "
+        "name.",
+    )
 
 
 def check_made(agent: Any) -> None:
