@@ -28,6 +28,7 @@ from think_celery.domain.submissions.claimed import Claim
 from think_celery.domain.turns import turns
 from think_celery.providers.scripted import ScriptedModel, fail
 from think_celery.runtime import Runtime
+from think_celery.states import SubmissionStatus
 from think_celery.store import endings, tables
 from think_celery.store import lines as line_rows
 from think_celery.store.database import Tx
@@ -142,21 +143,13 @@ def claimed(rt: Runtime) -> Claim:
 
 
 def end(rt: Runtime, claim: Claim) -> Any:
-    return rt.db.single(
-        lambda tx: endings.end_at_once(
-            tx,
-            claim.lease,
-            claim.row.seq,
-            "completed",
-            claim.message_id,
-            None,
-            keep=False,
-            error_type=None,
-            error=None,
-            tokens=None,
-            news=None,
-        )
+    completed = endings.TurnEnd(
+        lease=claim.lease,
+        seq=claim.row.seq,
+        status=SubmissionStatus.COMPLETED,
+        message_id=claim.message_id,
     )
+    return rt.db.single(lambda tx: endings.end_at_once(tx, completed, news=None))
 
 
 def test_where_another_waits_nothing_is_changed(rt: Runtime):

@@ -1,6 +1,7 @@
 """The end of a turn that ends by itself: its line, its message and its submission change together."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,25 @@ from think_celery.store.moves import moving
 from think_celery.store.tables import lines as line_table
 from think_celery.store.tables import messages as message_table
 from think_celery.store.tables import submissions as submission_table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnEnd:
+    """How a turn in hand ends: what is stored with it.
+
+    Where *message* is ``None``, what is stored of the message is removed. With *keep* the line stays its holder's.
+    """
+
+    lease: Lease
+    seq: int
+    status: SubmissionStatus
+    message_id: str
+    message: dict[str, Any] | None = None
+    keep: bool = False
+    error_type: str | None = None
+    error: str | None = None
+    tokens: Mapping[str, int] | None = None
+
 
 # On PostgreSQL this is one statement, for each costs a turn a round trip. All parts of it hang on the row of the line,
 # which is locked first: where the line is not the holder's any more there is none, so nothing is stored or ended.
@@ -63,57 +83,41 @@ def _statement(line: CTE, ended: CTE, says: bool, *more: ColumnElement[Any]) -> 
     )
 
 
-def end_turn(
-    tx: Tx,
-    lease: Lease,
-    seq: int,
-    status: SubmissionStatus,
-    message_id: str,
-    message: dict[str, Any] | None,
-    *,
-    keep: bool,
-    error_type: str | None,
-    error: str | None,
-    tokens: Mapping[str, int] | None = None,
-) -> bool:
+def end_turn(tx: Tx, end: TurnEnd) -> bool:
     """Give the line back, store the message for good (or remove it), end the submission; False if it had ended.
-
-    With *keep* the line stays its holder's.
 
     Raises:
         LeaseLost: The line is not the holder's any more. Nothing is changed.
     """
     if not tx.postgres:
-        if keep:
-            fence(tx, lease)
-        elif not lines.free_line(tx, lease):
-            raise LeaseLost(str(lease))
-        if message is None:
-            messages.remove(tx, lease.key, message_id)
-        else:
-            messages.store_finished(tx, lease.key, message)
-        return submissions.end(tx, seq, status, error_type=error_type, error=error, tokens=tokens)
-    given = _given(lease, seq, message_id, message, error_type, error, tokens)
-    done = tx.execute(_ending(status, keep=keep, says=message is not None), given).one()
+        return _end_in_steps(tx, end)
+    done = tx.execute(_ending(end.status, keep=end.keep, says=end.message is not None), _given(end)).one()
     if not done.held:
-        raise LeaseLost(str(lease))
+        raise LeaseLost(str(end.lease))
     return bool(done.ended)
 
 
-def _given(
-    lease: Lease,
-    seq: int,
-    message_id: str,
-    message: dict[str, Any] | None,
-    error_type: str | None,
-    error: str | None,
-    tokens: Mapping[str, int] | None,
-) -> dict[str, Any]:
-    new: dict[str, Any] = {"new_message_id": message_id}
-    if message is not None:
-        new = {"agent": lease.key, **{f"new_{name}": message.get(name) for name in messages.GIVEN}}
-    values = {"number": seq, "why_type": error_type, "why": error}
-    return {**lease.parameters, **new, **values, **submissions.used(tokens)}
+def _end_in_steps(tx: Tx, end: TurnEnd) -> bool:
+    lease = end.lease
+    if end.keep:
+        fence(tx, lease)
+    elif not lines.free_line(tx, lease):
+        raise LeaseLost(str(lease))
+    if end.message is None:
+        messages.remove(tx, lease.key, end.message_id)
+    else:
+        messages.store_finished(tx, lease.key, end.message)
+    return submissions.end(
+        tx, end.seq, end.status, error_type=end.error_type, error=end.error, tokens=end.tokens
+    )
+
+
+def _given(end: TurnEnd) -> dict[str, Any]:
+    new: dict[str, Any] = {"new_message_id": end.message_id}
+    if end.message is not None:
+        new = {"agent": end.lease.key, **{f"new_{name}": end.message.get(name) for name in messages.GIVEN}}
+    values = {"number": end.seq, "why_type": end.error_type, "why": end.error}
+    return {**end.lease.parameters, **new, **values, **submissions.used(end.tokens)}
 
 
 # --- the whole end in one statement ---------------------------------------------------------------
@@ -140,29 +144,15 @@ def _ending_at_once(status: SubmissionStatus, *, keep: bool, says: bool, tells: 
     return _statement(line, ended, says, news)
 
 
-def end_at_once(
-    tx: Tx,
-    lease: Lease,
-    seq: int,
-    status: SubmissionStatus,
-    message_id: str,
-    message: dict[str, Any] | None,
-    *,
-    keep: bool,
-    error_type: str | None,
-    error: str | None,
-    tokens: Mapping[str, int] | None,
-    news: Mapping[str, Any] | None,
-) -> tuple[bool, str | None] | None:
+def end_at_once(tx: Tx, end: TurnEnd, news: Mapping[str, Any] | None) -> tuple[bool, str | None] | None:
     """Do what :func:`end_turn` does, store the news of it, and see that nobody has to be expected, on PostgreSQL.
 
     Whether this call ended it, and the id of the news, if that is new. ``None``, and nothing is changed: another
     submission waits for the line that is given back; or the line is not the holder's any more.
     """
-    how = _ending_at_once(status, keep=keep, says=message is not None, tells=news is not None)
+    how = _ending_at_once(end.status, keep=end.keep, says=end.message is not None, tells=news is not None)
     told = {} if news is None else {f"news_{name}": news[name] for name in outbox.GIVEN}
-    given = _given(lease, seq, message_id, message, error_type, error, tokens)
-    done = tx.execute(how, {**given, **told}).one()
+    done = tx.execute(how, {**_given(end), **told}).one()
     if not done.held:
         return None
     return bool(done.ended), None if news is None else done.news_id

@@ -1,7 +1,7 @@
 """The order of an agent's turns: how one ends, how the line is given back, and who is knocked next."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus
 from think_celery.store import agents, endings, heads, lines, outbox, submissions, workflows
 from think_celery.store.database import Tx
+from think_celery.store.endings import TurnEnd
 from think_celery.store.leases import Lease
 
 logger = logging.getLogger("think_celery.lines")
@@ -73,7 +74,8 @@ def end(
     behind a head leaves the head alone: waiting for its row, which others may be ending just now, could
     end in a circle of waits.
     """
-    error_type, error = _storable(error_type, error)
+    error_type = None if error_type is None else storable(error_type, MAX_TYPE)
+    error = None if error is None else storable(error, MAX_ERROR)
     was_head = not holding and heads.head_id(tx, row.agent_id) == row.id
     if not submissions.end(tx, row.seq, status, error_type=error_type, error=error):
         return False
@@ -87,74 +89,28 @@ def end(
 
 
 def finish(
-    rt: Runtime,
-    tx: Tx,
-    lease: Lease,
-    row: Any,
-    status: SubmissionStatus,
-    message_id: str,
-    message: dict[str, Any] | None,
-    *,
-    keep: bool = False,
-    error_type: str | None = None,
-    error: str | None = None,
-    output: Any = None,
-    tokens: Mapping[str, int] | None = None,
-    deliver: Deliver | None = None,
+    rt: Runtime, tx: Tx, row: Any, turn_end: TurnEnd, *, output: Any = None, deliver: Deliver | None = None
 ) -> bool:
     """End a turn in hand: its message, its status, the news of it, the line, and who is next.
 
-    False if it had been ended before: then its message is stored, and the line given back, all the same. With
-    *keep* the line stays its holder's, who gives it back with :func:`free` when what follows the turn is over.
+    False if it had been ended before: then its message is stored, and the line given back, all the same. A line that
+    is kept its holder gives back with :func:`free` when what follows the turn is over.
     *deliver* is given the news after the commit, instead of the broker.
 
     Raises:
         LeaseLost: The line is another's. Nothing is written.
     """
-    error_type, error = _storable(error_type, error)
-    ended = endings.end_turn(
-        tx,
-        lease,
-        row.seq,
-        status,
-        message_id,
-        message,
-        keep=keep,
-        error_type=error_type,
-        error=error,
-        tokens=tokens,
-    )
+    ended = endings.end_turn(tx, turn_end)
     if ended:
-        _tell(
-            rt,
-            tx,
-            row,
-            status,
-            began=True,
-            error_type=error_type,
-            error=error,
-            output=output,
-            deliver=deliver,
-        )
-    if not keep:
-        expect_next_on(rt, tx, lease.key)
+        why = {"error_type": turn_end.error_type, "error": turn_end.error}
+        _tell(rt, tx, row, turn_end.status, began=True, output=output, deliver=deliver, **why)
+    if not turn_end.keep:
+        expect_next_on(rt, tx, turn_end.lease.key)
     return ended
 
 
 def finish_at_once(
-    rt: Runtime,
-    lease: Lease,
-    row: Any,
-    status: SubmissionStatus,
-    message_id: str,
-    message: dict[str, Any] | None,
-    *,
-    keep: bool,
-    deliver: Deliver,
-    error_type: str | None = None,
-    error: str | None = None,
-    output: Any = None,
-    tokens: Mapping[str, int] | None = None,
+    rt: Runtime, row: Any, turn_end: TurnEnd, *, output: Any = None, deliver: Deliver
 ) -> bool | None:
     """Do what :func:`finish` does in one statement, where no other turn of the agent waits: nearly always.
 
@@ -162,46 +118,26 @@ def finish_at_once(
     """
     if not rt.db.on_postgres or row.slot_id is not None:
         return None
-    error_type, error = _storable(error_type, error)
     news: dict[str, Any] | None = None
     if row.workflow_key is not None:
-        news = {"id": new_id(), **_news(row, status, error_type, error, output)}
+        news = {"id": new_id(), **_news(row, turn_end.status, turn_end.error_type, turn_end.error, output)}
         rt.failpoint("outbox:stored")
     rt.failpoint("turn:before-commit")
 
     def work(tx: Tx) -> bool | None:
-        found = endings.end_at_once(
-            tx,
-            lease,
-            row.seq,
-            status,
-            message_id,
-            message,
-            keep=keep,
-            error_type=error_type,
-            error=error,
-            tokens=tokens,
-            news=news,
-        )
+        found = endings.end_at_once(tx, turn_end, news)
         if found is None:
             return None
         ended, outbox_id = found
         if ended:
-            _log_end(row, status, error_type)
+            _log_end(row, turn_end.status, turn_end.error_type)
         if outbox_id is not None:
             tx.after_commit(partial(deliver, outbox_id))
-        if not keep:
-            tx.after_commit(lambda: knock_head(rt, lease.key))
+        if not turn_end.keep:
+            tx.after_commit(lambda: knock_head(rt, turn_end.lease.key))
         return ended
 
     return rt.db.single(work)
-
-
-def _storable(error_type: str | None, error: str | None) -> tuple[str | None, str | None]:
-    return (
-        None if error_type is None else storable(error_type, MAX_TYPE),
-        None if error is None else storable(error, MAX_ERROR),
-    )
 
 
 def _tell(

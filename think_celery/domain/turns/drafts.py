@@ -22,6 +22,7 @@ from think_celery.store import lines as line_rows
 from think_celery.store import messages as message_rows
 from think_celery.store import submissions
 from think_celery.store.database import Tx, is_away
+from think_celery.store.endings import TurnEnd
 from think_celery.store.leases import fence
 from think_celery.store.usage import COUNTED
 
@@ -29,7 +30,8 @@ logger = logging.getLogger("think_celery.turns")
 
 T = TypeVar("T")
 
-COUNTED_IF_TOLD = ("cache_read_tokens", "cache_write_tokens")
+CACHE_COUNTS = ("cache_read_tokens", "cache_write_tokens")
+"""Of the model's cache: kept only where the provider tells of them."""
 
 
 class Draft:
@@ -96,15 +98,12 @@ class Draft:
         """Keep what a finished model step cost, why it ended, and which model made it, if one of ours did."""
         if model is not None:
             self.metadata["model"] = model
-        told_of = counted(finish.usage)
-        step = {name: getattr(told_of, name) for name in COUNTED}
-        usage = self.metadata.setdefault("usage", {})
-        for name in COUNTED:
-            usage[name] = usage.get(name, 0) + step[name]
-        for name in COUNTED_IF_TOLD:
-            if told := getattr(told_of, name):
-                usage[name] = usage.get(name, 0) + told
-                step[name] = told
+        usage = counted(finish.usage)
+        step = {name: getattr(usage, name) for name in COUNTED}
+        step |= {name: tokens for name in CACHE_COUNTS if (tokens := getattr(usage, name))}
+        total = self.metadata.setdefault("usage", {})
+        for name, tokens in step.items():
+            total[name] = total.get(name, 0) + tokens
         self.metadata.setdefault("step_usage", []).append(step)
         self.spend(finish.usage)
         raw = finish.raw_reason
@@ -157,44 +156,51 @@ class Draft:
         row: Any,
         status: SubmissionStatus,
         *,
+        deliver: lines.Deliver,
         keep: bool = False,
         waiting: Sequence[ToolPart] = (),
-        **outcome: Any,
+        error_type: str | None = None,
+        error: str | None = None,
+        output: Any = None,
     ) -> bool:
         """End the turn with what there is of its message, as ``lines.finish`` does in one transaction.
 
         From then on, somebody may decide on the calls that are *waiting*. With *keep* the line stays held.
         """
-
         if status == SubmissionStatus.COMPLETED:
             self.answer.complete()
         if not waiting:
             self.answer.parts = interactions.without_requests(self.answer.parts)
+        end = TurnEnd(
+            lease=self._hold.lease,
+            seq=row.seq,
+            status=status,
+            message_id=self.message_id,
+            message=self._row() if self.says_something else None,
+            keep=keep,
+            error_type=error_type,
+            error=error,
+            tokens=self.tokens,
+        )
 
-        def work(tx: Tx) -> bool:
-            message = self._row() if self.says_something else None
-            lease, message_id, told = self._hold.lease, self.message_id, {**outcome, "tokens": self.tokens}
-            ended = lines.finish(self._rt, tx, lease, row, status, message_id, message, keep=keep, **told)
+        def finish(tx: Tx) -> bool:
+            ended = lines.finish(self._rt, tx, row, end, output=output, deliver=deliver)
             if ended:
-                interactions.ask(tx, row, message_id, waiting)
+                interactions.ask(tx, row, self.message_id, waiting)
             elif waiting and not _ended_so(tx, row, status):  # cancelled at the last moment: nobody is asked
-                message_rows.update_parts(
-                    tx, lease.key, message_id, dump_parts(interactions.without_requests(self.answer.parts))
-                )
+                parts = dump_parts(interactions.without_requests(self.answer.parts))
+                message_rows.update_parts(tx, end.lease.key, self.message_id, parts)
             self._rt.failpoint("turn:before-commit")
             return ended
 
-        def end() -> bool:
-            ended = None if waiting else self._end_at_once(row, status, keep=keep, **outcome)
-            return self._rt.db.transact(work) if ended is None else ended
+        def attempt() -> bool:
+            ended = None
+            if not waiting:
+                ended = lines.finish_at_once(self._rt, row, end, output=output, deliver=deliver)
+            return self._rt.db.transact(finish) if ended is None else ended
 
         self._settle()
-        return patiently(self._rt, self._hold, end)
-
-    def _end_at_once(self, row: Any, status: SubmissionStatus, *, keep: bool, **outcome: Any) -> bool | None:
-        message = self._row() if self.says_something else None
-        lease, told = self._hold.lease, {**outcome, "tokens": self.tokens}
-        return lines.finish_at_once(self._rt, lease, row, status, self.message_id, message, keep=keep, **told)
+        return patiently(self._rt, self._hold, attempt)
 
     def store_now_and_then(self, now: float) -> None:
         """Store the message so far if that was not done for a second before *now*.

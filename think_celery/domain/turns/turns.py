@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from think_celery.described import describe
+from think_celery.described import describe, kept_reason
 from think_celery.domain import calls, outbox
 from think_celery.domain.agents import starts
 from think_celery.domain.agents.hooks import Hooks
@@ -193,9 +193,17 @@ class Turn(TurnState):
         waiting: Sequence[ToolPart] = (),
     ) -> Outcome:
         """The message, the status, the lease and the workflow's news in one transaction."""
-        error_type, text = (None, reason) if error is None else describe(error)
-        told = {"error_type": error_type, "error": text, "output": output, "deliver": self.news.append}
-        ended = self.draft.end(self.row, status, keep=self.keeps, waiting=waiting, **told)
+        error_type, text = (None, kept_reason(reason)) if error is None else describe(error)
+        ended = self.draft.end(
+            self.row,
+            status,
+            deliver=self.news.append,
+            keep=self.keeps,
+            waiting=waiting,
+            error_type=error_type,
+            error=text,
+            output=output,
+        )
         self.rt.failpoint("turn:committed")
         if not ended:  # cancelled at the last moment: the answer stays, the status is the canceller's
             return self._announce(*self._as_it_ended())
