@@ -1,4 +1,4 @@
-"""The broker: connections that give up soon, what slows recovery down, and whether it lost what it held.
+"""The broker: connections that give up soon, whether it lost what it held, how much waits, what slows recovery down.
 
 Correctness depends on none of it: rows are the truth, and the tick finds what no message tells of.
 """
@@ -9,7 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from celery import Celery
 from kombu import Connection
@@ -21,6 +21,8 @@ from think_celery.memory import is_in_memory
 from think_celery.tasks import GRACE_SECONDS
 
 logger = logging.getLogger("think_celery.brokers")
+
+Answer = TypeVar("Answer")
 
 LOOK_SECONDS = 0.5
 REST_SECONDS = 5.0
@@ -64,32 +66,78 @@ def is_redis(app: Celery) -> bool:
     return str(app.connection_for_write().transport.driver_type) == "redis"
 
 
-# --- did it lose what it held? --------------------------------------------------------------------
+# --- what it is asked -----------------------------------------------------------------------------
 
 
-class RedisSentinel:
+class _Questions:
+    """Small questions to the broker, over one connection that is kept.
+
+    While it can't be asked, nothing is known, and it is asked again after five seconds.
+    """
+
+    _asked: ClassVar[str]
+    _level: ClassVar[int]
+    """What it is asked, and how loudly the log says that it could not be."""
+
+    answers = False
+    """Whether the last question was answered."""
+
+    _connection: Connection | None = None
+
+    def __init__(self, app: Celery, clock: Clock) -> None:
+        self._app, self._breaker = app, Breaker(clock, rest_seconds=REST_SECONDS)
+        self._begin_anew()
+        forks.in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        if self._connection is not None:
+            _inherited.append(self._connection)
+        self._lock, self._connection = threading.Lock(), None
+
+    def _ask(self, question: Callable[[Connection], Answer]) -> Answer | None:
+        """The answer; ``None`` while it can't be asked. For whoever holds the lock."""
+        if self._breaker.rests():
+            return None
+        try:
+            if self._connection is None:
+                self._connection = connection(self._app, LOOK_SECONDS)
+            answer = question(self._connection)
+        except Exception as error:
+            self.close()
+            if not self._breaker.broken:
+                logger.log(self._level, "the broker can't be asked %s: %s", self._asked, type(error).__name__)
+            self._breaker.failed()
+            self.answers = False
+            return None
+        self._breaker.succeeded()
+        self.answers = True
+        return answer
+
+    def close(self) -> None:
+        """Close the connection; the next question opens another."""
+        connection, self._connection = self._connection, None
+        release(connection)
+
+
+class RedisSentinel(_Questions):
     """Says when the broker's Redis has lost its messages: it was flushed, or is another than before.
 
     It is a key there, named for the database whose work the messages tell of and for the run of the server. A
     restarted server is another one, even where it has read an old snapshot; so is a replica that took over. The
     key expires after a day, so a loss is also assumed once a day, which costs some repeated messages.
-
-    While Redis can't be asked, nothing is known, and it is asked again every five seconds.
     """
 
-    watching = False
-    """Whether the last look succeeded, so that a loss would not go unnoticed."""
+    _asked, _level = "whether it lost messages", logging.WARNING
 
     def __init__(self, app: Celery, database: str, clock: Clock) -> None:
         """*database* identifies the database among those that share this broker."""
-        self._app, self._key = app, f"think:sentinel:{hashlib.sha256(database.encode()).hexdigest()[:16]}"
-        self._breaker = Breaker(clock, rest_seconds=REST_SECONDS)
-        self._forget()
-        forks.in_child(self._forget)
+        super().__init__(app, clock)
+        self._key = f"think:sentinel:{hashlib.sha256(database.encode()).hexdigest()[:16]}"
 
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._connection: Connection | None = None
+    @property
+    def watching(self) -> bool:
+        """Whether the last look succeeded, so that a loss would not go unnoticed."""
+        return self.answers
 
     def look(self, when_lost: Callable[[], None]) -> None:
         """Call *when_lost* if the messages are gone. The key is left once that is done: not if it raised or died."""
@@ -105,47 +153,28 @@ class RedisSentinel:
         finally:
             self._lock.release()
 
-    def _ask(self, what: Callable[[Any], bool]) -> bool:
-        """What Redis answers; False while it can't be asked."""
-        if self._breaker.rests():
-            return False
-        try:
-            if self._connection is None:
-                self._connection = connection(self._app, LOOK_SECONDS)
-            # kombu's own client knows every way to a Redis, and puts the global prefix before keys.
-            channel: Any = self._connection.default_channel
-            answer = what(channel.client)
-        except Exception as error:
-            self.close()
-            self.watching = False
-            known = self._breaker.broken
-            self._breaker.failed()
-            if not known:
-                logger.warning("the broker can't be asked whether it lost messages: %s", type(error).__name__)
-            return False
-        self._breaker.succeeded()
-        self.watching = True
-        return answer
+    # A hash, for these are commands before whose keys kombu puts the global prefix; not so GET.
+    def _is_missing(self, connection: Connection) -> bool:
+        return _client(connection).hget(self._key, _run_id(connection)) is None
 
-    # A hash, for these are commands before whose keys kombu puts the prefix; not so GET.
-    def _is_missing(self, client: Any) -> bool:
-        return client.hget(self._key, self._server(client)) is None
-
-    def _leave_key(self, client: Any) -> bool:
-        client.hset(self._key, self._server(client), 1)
+    def _leave_key(self, connection: Connection) -> bool:
+        client = _client(connection)
+        client.hset(self._key, _run_id(connection), 1)
         return bool(client.pexpire(self._key, DAY_MILLISECONDS))
 
-    def _server(self, client: Any) -> str:
-        assert self._connection is not None
-        try:
-            return str(client.info("server").get("run_id", ""))
-        except self._connection.channel_errors:  # not allowed: then only a flush is noticed
-            return ""
 
-    def close(self) -> None:
-        """Close the connection; the next look opens another."""
-        connection, self._connection = self._connection, None
-        release(connection)
+def _client(connection: Connection) -> Any:
+    """kombu's own client, which knows every way to a Redis."""
+    channel: Any = connection.default_channel
+    return channel.client
+
+
+def _run_id(connection: Connection) -> str:
+    """What tells one run of the Redis server from another."""
+    try:
+        return str(_client(connection).info("server").get("run_id", ""))
+    except connection.channel_errors:  # not allowed: then only a flush is noticed
+        return ""
 
 
 def sentinel(app: Celery, database: str, clock: Clock) -> RedisSentinel | None:
@@ -156,46 +185,21 @@ def sentinel(app: Celery, database: str, clock: Clock) -> RedisSentinel | None:
         return None
 
 
-# --- how much waits there? ------------------------------------------------------------------------
+class Lengths(_Questions):
+    """Says how many messages wait in a queue of the broker."""
 
-
-class Lengths:
-    """Says how many messages wait in a queue of the broker.
-
-    While the broker can't be asked, nothing is known, and it is asked again after five seconds.
-    """
-
-    _connection: Connection | None = None
-
-    def __init__(self, app: Celery, clock: Clock) -> None:
-        self._app, self._breaker = app, Breaker(clock, rest_seconds=REST_SECONDS)
-        self._forget()
-        forks.in_child(self._forget)
-
-    def _forget(self) -> None:
-        if self._connection is not None:
-            _inherited.append(self._connection)
-        self._lock, self._connection = threading.Lock(), None
+    _asked, _level = "how much waits in a queue", logging.DEBUG
 
     def of(self, queue: str) -> int | None:
         """The messages that no worker has taken yet; ``None`` where that is not known."""
-        if self._breaker.rests() or not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             return None
         try:
-            if self._connection is None:
-                self._connection = connection(self._app, LOOK_SECONDS)
-            length = self._ask(self._connection, queue)
-            self._breaker.succeeded()
-            return length
-        except Exception as error:
-            self.close()
-            self._breaker.failed()
-            logger.debug("the broker does not say how much waits in %s: %s", queue, type(error).__name__)
-            return None
+            return self._ask(lambda connection: self._length(connection, queue))
         finally:
             self._lock.release()
 
-    def _ask(self, connection: Connection, queue: str) -> int:
+    def _length(self, connection: Connection, queue: str) -> int:
         try:
             channel: Any = connection.default_channel
             return int(channel.queue_declare(queue, passive=True).message_count)
@@ -204,11 +208,6 @@ class Lengths:
                 raise
             self.close()  # there is no such queue; RabbitMQ has closed the channel, too
             return 0
-
-    def close(self) -> None:
-        """Close the connection; the next look opens another."""
-        connection, self._connection = self._connection, None
-        release(connection)
 
 
 def identity(url: Any) -> str:

@@ -337,8 +337,9 @@ KnockFunction = Callable[[Knock], None]
 class Sentinel(Protocol):
     """Notices that the broker has lost all messages."""
 
-    watching: bool
-    """Whether a loss would be noticed now."""
+    @property
+    def watching(self) -> bool:
+        """Whether a loss would be noticed now."""
 
     def look(self, when_lost: Callable[[], None]) -> None:
         """Call *when_lost* if the messages are gone; again at the next look if that raises."""
