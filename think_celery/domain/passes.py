@@ -1,6 +1,7 @@
 """A pass over rows, as the tick makes it for each kind of work."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from think_celery.protocols import Knock
 from think_celery.retries import knock_again_after
 from think_celery.runtime import Runtime
 from think_celery.store.database import Tx
+from think_celery.store.missed import PutOff
 
 logger = logging.getLogger("think_celery.tick")
 
@@ -33,7 +35,7 @@ def each_row(
     what: str,
     rows: Iterable[Item],
     work: Callable[[Tx, Item], int],
-    instead: Callable[[Tx, Item], int] | None = None,
+    otherwise: Callable[[Tx, Item], int] | None = None,
 ) -> int:
     """Do *work* for each of these rows in a transaction of its own, and add up what it returns.
 
@@ -45,27 +47,27 @@ def each_row(
         what: The work, for the log: "could not …".
         rows: May be read while they are worked on.
         work: Returns how many rows it has changed, or whether it has changed this one.
-        instead: Done for a row whose *work* has failed.
+        otherwise: Done for a row whose *work* has failed.
     """
     done, until = 0, rt.clock.elapsed() + SECONDS
     for row in rows:
         if rt.clock.elapsed() > until:
             break
-        for attempt in (work, instead):
+        for attempt in (work, otherwise):
             if attempt is None:
                 continue
             try:
-                done += rt.db.transact(_patient(attempt, row))
+                done += _transact(rt, attempt, row)
                 break
             except Exception as error:
                 logger.error("could not %s; the next pass tries again: %s", what, trace_of(error))
     return done
 
 
-def looks(rt: Runtime, find: Callable[[Tx], Sequence[Item]], limit: int) -> Iterator[Sequence[Item]]:
+def batches(rt: Runtime, find: Callable[[Tx], Sequence[Item]], limit: int) -> Iterator[Sequence[Item]]:
     """What *find* finds, again while that is *limit* rows, others than before, and the pass has time.
 
-    (Of a look whose rows are all put off the pass gets none at which it would look at the time.)
+    The time is looked at here, too: where all rows of a batch are put off, :func:`each_row` gets none to look at it.
     """
     before: Sequence[Item] = []
     until = rt.clock.elapsed() + SECONDS
@@ -81,7 +83,7 @@ def worth_a_knock(
     rows: Sequence[Any],
     knock_for: Callable[[Any], Knock],
     key: str,
-    put_off: Callable[[Tx, list[Any], Any, timedelta], int],
+    put_off: PutOff,
 ) -> list[Any]:
     """Those of these rows whose knock seems lost that one more message could help.
 
@@ -95,29 +97,25 @@ def worth_a_knock(
         rows: All of one kind.
         knock_for: Makes the knock for one of them.
         key: The name of the column that tells one from another.
-        put_off: Is given the keys of rows, the latest ``knock_at`` among them, and how long to wait.
+        put_off: Puts rows of that kind off.
     """
     full: dict[str | None, bool] = {}
-    wanted, behind = [], dict[timedelta, list[Any]]()
+    wanted: list[Any] = []
+    behind = defaultdict[timedelta, list[Any]](list)
     for row in rows:
         has_doubled = row.knocks & (row.knocks - 1) == 0
         if row.knocks >= UNASKED and not has_doubled and _is_full(rt, knock_for(row), full):
-            behind.setdefault(knock_again_after(row.knocks, watched=rt.broker_is_watched), []).append(row)
+            behind[knock_again_after(row.knocks, watched=rt.broker_is_watched)].append(row)
         else:
             wanted.append(row)
 
-    def wait(tx: Tx, some: tuple[timedelta, list[Any]]) -> int:
-        after, waiting = some
-        return put_off(
-            tx, [getattr(row, key) for row in waiting], max(row.knock_at for row in waiting), after
-        )
-
-    for some in behind.items():
+    for after, waiting in behind.items():
+        keys, latest = [getattr(row, key) for row in waiting], max(row.knock_at for row in waiting)
         try:
-            rt.db.transact(_patient(wait, some))
+            _transact(rt, put_off, keys, latest, after)
         except Exception as error:
             logger.error("could not put off rows of a full queue; they are knocked for: %s", trace_of(error))
-            wanted += some[1]
+            wanted += waiting
     return wanted
 
 
@@ -128,9 +126,9 @@ def _is_full(rt: Runtime, knock: Knock, known: dict[str | None, bool]) -> bool:
     return known[knock.queue]
 
 
-def _patient(work: Callable[[Tx, Item], int], row: Item) -> Callable[[Tx], int]:
-    def in_transaction(tx: Tx) -> int:
+def _transact(rt: Runtime, work: Callable[..., int], *arguments: Any) -> int:
+    def patient(tx: Tx) -> int:
         tx.wait_at_most(PATIENCE)
-        return work(tx, row)
+        return work(tx, *arguments)
 
-    return in_transaction
+    return rt.db.transact(patient)

@@ -8,7 +8,7 @@ from typing import Any
 from think_celery.domain import knocks, outbox, recovery, retention
 from think_celery.domain.agents import removal, starts
 from think_celery.domain.jobs import jobs
-from think_celery.domain.passes import ROWS, SECONDS, each_row, looks, worth_a_knock
+from think_celery.domain.passes import ROWS, SECONDS, batches, each_row, worth_a_knock
 from think_celery.domain.submissions import lines
 from think_celery.domain.workflows import workflows
 from think_celery.logs import trace_of
@@ -100,12 +100,12 @@ def knock_missed_heads(rt: Runtime, limit: int) -> int:
     def put_off(tx: Tx, waiting: Sequence[Any]) -> int:
         return sum(_knock_again(rt, tx, row) for row in waiting)
 
-    return each_row(rt, "knock for an agent", _missed_by_agent(rt, limit), work, instead=put_off)
+    return each_row(rt, "knock for an agent", _missed_by_agent(rt, limit), work, otherwise=put_off)
 
 
 def _missed_by_agent(rt: Runtime, limit: int) -> Iterator[Sequence[Any]]:
     """The submissions that seem to be forgotten, each agent's at once; again while there are more."""
-    for due in looks(rt, lambda tx: heads.missed(tx, limit), limit):
+    for due in batches(rt, lambda tx: heads.missed(tx, limit), limit):
         by_agent: dict[str, list[Any]] = {}
         for row in worth_a_knock(rt, due, knocks.for_submission, "id", heads.put_off_knocked):
             by_agent.setdefault(row.agent_id, []).append(row)

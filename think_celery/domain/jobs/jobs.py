@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from think_celery.described import describe
 from think_celery.domain import knocks
-from think_celery.domain.passes import ROWS, each_row, looks, worth_a_knock
+from think_celery.domain.passes import ROWS, batches, each_row, worth_a_knock
 from think_celery.domain.schedules import slots
 from think_celery.durations import as_timedelta
 from think_celery.errors import JobTimeout, LeaseLost, NonRetryableError, UnreadableValue
@@ -270,7 +270,7 @@ def knock_missed(rt: Runtime, limit: int) -> int:
 
 def _missed(rt: Runtime, limit: int) -> Iterator[Any]:
     """The jobs that are to be looked at, the first of each lane; again while there are more."""
-    for due in looks(rt, lambda tx: joblanes.missed(tx, limit), limit):
+    for due in batches(rt, lambda tx: joblanes.missed(tx, limit), limit):
         lanes: set[tuple[str, str]] = set()
         for row in worth_a_knock(rt, due, knocks.for_job, "id", joblanes.put_off):
             if row.lane is None or (row.agent_id, row.lane) not in lanes:

@@ -80,7 +80,7 @@ def fire_due(rt: Runtime, limit: int = ROWS) -> int:
         return _put_off(tx, seen.id, errors[seen.id])
 
     due = rt.db.read(lambda tx: schedules.due(tx, limit))  # before the time of the pass is counted
-    return each_row(rt, "fire a schedule", pages(due), work, instead=put_off)
+    return each_row(rt, "fire a schedule", pages(due), work, otherwise=put_off)
 
 
 def next_due(rt: Runtime) -> datetime | None:
