@@ -84,10 +84,11 @@ def uncut() -> Iterator[None]:
 
     The import of a module, which a library does when it first needs it, is such a thing: a child that is born in
     the middle of it waits for ever for its end when it comes to need that module itself.
+
+    Under gevent it does nothing: greenlets share no lock with native threads, and their pools don't fork.
     """
     in_hand = _uncut
-    # A part of what this thread has in hand is not held off: the fork waits for its end. Nor are greenlets, which share
-    # no lock with native threads, and whose pools don't fork.
+    # A part of what this thread has in hand is not held off: the fork waits for its end.
     if native.has_greenlets() or in_hand.is_inside():
         yield
         return

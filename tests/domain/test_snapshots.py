@@ -121,7 +121,7 @@ class TestTogether:
             )
 
         assert len(seen) == 2
-        assert not [each for each in (*first.values(), *again.values()) if each.left]
+        assert not [each for each in (*first.values(), *again.values()) if each.failed]
         assert by_one == [dict(stored(rt, lease)._mapping) for lease in leases.values()]
 
     def test_whose_lease_is_lost_writes_nothing(self, rt, leases):
@@ -130,7 +130,7 @@ class TestTogether:
 
         snapshots = put_all(rt, leases)
 
-        assert {name: each.left for name, each in snapshots.items()} == {"a": False, "b": True, "c": False}
+        assert {name: each.failed for name, each in snapshots.items()} == {"a": False, "b": True, "c": False}
         assert stored(rt, leases["b"]) is None
 
     def test_a_single_one_is_left_to_its_turn(self, rt, leases):
@@ -138,7 +138,7 @@ class TestTogether:
         with puttings(rt) as seen:
             only = put_all(rt, {"a": leases["a"]})
 
-        assert only["a"].left
+        assert only["a"].failed
         assert not seen
 
     @pytest.mark.parametrize("of", ["line", "message"])

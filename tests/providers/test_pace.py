@@ -21,6 +21,11 @@ from think_celery.providers.watchdog import guard
 from think_celery.signals import AbortController
 
 
+def no_limit():
+    """The next token may take as long as it likes."""
+    return math.inf
+
+
 class Watch(SystemClock):
     """A clock that is slept on without waiting."""
 
@@ -49,7 +54,7 @@ def clock():
 def pace(clock):
     """That of an answer that began two seconds ago, a quarter of the way from one instant to the next."""
     pace = Pace(clock)
-    pace.begin()
+    pace.begin(no_limit)
     clock.seconds += 2 + CADENCE_SECONDS / 4
     return pace
 
@@ -78,7 +83,7 @@ class TestPace:
     def test_a_rest_is_short_beside_the_answer(self, clock):
         """A twentieth of the time that it has taken, at most: by no more is its end late, for which somebody waits."""
         pace, shares = Pace(clock), []
-        pace.begin()
+        pace.begin(no_limit)
         for _ in range(200):
             clock.seconds += 0.003
             began, rests = clock.seconds, len(clock.slept)

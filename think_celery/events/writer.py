@@ -66,18 +66,14 @@ class Growing:
 
     def as_frame(self) -> Frame:
         """The frame, once it is closed."""
-        texts, mine = self._texts, self._frame
-        if len(texts) == 1:
-            return mine
-        return Frame(
-            agent_id=mine.agent_id,
-            submission_id=mine.submission_id,
-            message_id=mine.message_id,
-            token=mine.token,
-            first=mine.first,
-            n=self._n,
-            event={**mine.event, "delta": "".join(texts)},
-        )
+        return _spanning(self._frame, "delta", self._texts, self._n)
+
+
+def _spanning(frame: Frame, field: str, texts: Sequence[str], n: int) -> Frame:
+    """The first of some frames with the texts of them all, up to the number *n*."""
+    if len(texts) == 1:
+        return frame
+    return replace(frame, n=n, event={**frame.event, field: "".join(texts)})
 
 
 class LiveWriter:
@@ -254,10 +250,7 @@ class _Run:
         return True
 
     def as_frame(self) -> Frame:
-        if len(self.texts) == 1:
-            return self.frame
-        event = {**self.frame.event, self.field: "".join(self.texts)}
-        return replace(self.frame, n=self.n, event=event)
+        return _spanning(self.frame, self.field, self.texts, self.n)
 
 
 def merged(frames: Iterable[Frame]) -> list[Frame]:

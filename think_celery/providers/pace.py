@@ -27,16 +27,16 @@ class Pace:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
         self._began: float | None = None
-        self._left: Callable[[], float] = _no_limit
+        self._time_left: Callable[[], float] = lambda: math.inf
         self._trickles = True
 
-    def begin(self, left: Callable[[], float] | None = None) -> None:
+    def begin(self, time_left: Callable[[], float]) -> None:
         """The first of an answer is there: from now on its reads may rest.
 
-        *left* says how many seconds the next of it may still take to come.
+        *time_left* says how many seconds the next of it may still take to come.
         """
         self._began, self._trickles = self._clock.elapsed(), True
-        self._left = left or _no_limit
+        self._time_left = time_left
 
     def end(self) -> None:
         """No more text comes: what is left is read at once."""
@@ -48,13 +48,9 @@ class Pace:
             return
         now = self._clock.elapsed()
         seconds = until_next(now)
-        if seconds <= (now - self._began) * SHARE and seconds <= self._left() * PART:
+        if seconds <= (now - self._began) * SHARE and seconds <= self._time_left() * PART:
             self._clock.sleep(seconds)
 
     def took(self, size: int) -> None:
         """After a read of that many bytes."""
         self._trickles = size < BURST_BYTES
-
-
-def _no_limit() -> float:
-    return math.inf

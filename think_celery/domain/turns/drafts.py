@@ -208,7 +208,7 @@ class Draft:
         A courtesy to whoever may have to take over: a database that is away doesn't stop the model.
         """
         snapshots, snapshot = self._rt.snapshots, self._snapshot
-        if snapshot is not None and snapshot.left:
+        if snapshot is not None and snapshot.failed:
             self._store_alone()
         elif not snapshots.is_due(self._stored_at, now):
             return

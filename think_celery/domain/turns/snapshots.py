@@ -33,7 +33,7 @@ STORE_SECONDS = 1.0
 GATHER_SECONDS = 0.05
 """How long the first one waits for those of the other turns."""
 
-LOCKED = timedelta(milliseconds=100)
+LOCK_WAIT = timedelta(milliseconds=100)
 """How long one that somebody has locked may hold up the others."""
 
 HANGS_SECONDS = 5.0
@@ -43,12 +43,12 @@ HANGS_SECONDS = 5.0
 class Snapshot:
     """A turn's message as it was at one moment, on its way into the database."""
 
-    __slots__ = ("given", "left", "withdrawn")
+    __slots__ = ("failed", "row", "withdrawn")
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.given = given
-        self.left = False
-        """Whether it was not stored, and is left to its turn."""
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.row = row
+        self.failed = False
+        """Whether it could not be stored with the others: its turn stores it by itself."""
         self.withdrawn = False
         """Whether its turn waits for it no longer: it must not be committed any more."""
 
@@ -58,7 +58,7 @@ class _Withdrawn(Exception):
 
 
 class Snapshots:
-    """What stores them. Thread-safe; after a fork the child begins empty."""
+    """Stores those of a process. Thread-safe; after a fork the child begins empty."""
 
     def __init__(self, rt: "Runtime") -> None:
         self._rt, self._clock = rt, SystemClock()  # a database's time, whatever a test's clock says
@@ -92,15 +92,15 @@ class Snapshots:
         """Let this be stored within a moment. Never waits."""
         snapshot = Snapshot(message_rows.as_given(lease, message))
         with self._changed:
-            if self._thread is None and not self._begin():
-                snapshot.left = True
+            if self._thread is None and not self._start_thread():
+                snapshot.failed = True
                 return snapshot
             self._waiting.append(snapshot)
             if len(self._waiting) == 1:
                 self._changed.notify_all()
         return snapshot
 
-    def _begin(self) -> bool:
+    def _start_thread(self) -> bool:
         thread = threading.Thread(target=self._run, name="think-snapshots", daemon=True)
         try:
             thread.start()
@@ -130,11 +130,11 @@ class Snapshots:
             snapshot.withdrawn = not self._changed.wait_for(lambda: snapshot not in self._writing, seconds)
 
     def close(self) -> None:
-        """End the thread; what waits is left to its turns."""
+        """End the thread; what waits is stored by its turns."""
         with self._changed:
             self._closed = True
             for each in self._waiting:
-                each.left = True
+                each.failed = True
             self._waiting = []
             self._changed.notify_all()
 
@@ -151,7 +151,7 @@ class Snapshots:
             stored = self._store(self._writing)
             with self._changed:
                 for each in self._writing:
-                    each.left = each.given["agent"] not in stored
+                    each.failed = each.row["agent"] not in stored
                 self._writing, self._hangs_at = [], math.inf
                 self._changed.notify_all()
 
@@ -161,8 +161,8 @@ class Snapshots:
             return set()  # its turn does that by a statement that commits by itself
 
         def work(tx: Tx) -> set[str]:
-            tx.wait_at_most(LOCKED)
-            stored = message_rows.store_all_unfinished_fenced(tx, [each.given for each in snapshots])
+            tx.wait_at_most(LOCK_WAIT)
+            stored = message_rows.store_all_unfinished_fenced(tx, [each.row for each in snapshots])
             if any(each.withdrawn for each in snapshots):
                 raise _Withdrawn
             return stored
@@ -172,8 +172,7 @@ class Snapshots:
         except _Withdrawn:
             return set()
         except Exception as error:
-            if not (
-                is_locked(error) or is_away(error)
-            ):  # of these each turn finds out for itself, and says so
+            # Of a lock, or a database that is away, each turn finds out for itself, and says so.
+            if not (is_locked(error) or is_away(error)):
                 logger.error("answers in the making could not be stored together: %s", trace_of(error))
             return set()
