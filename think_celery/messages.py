@@ -292,9 +292,8 @@ def _as_message(item: Any, path: str) -> UIMessage:
         raise TypeError(f"{path} is a function; pass the message that it would make.")
     if isinstance(item, str):
         item = {"role": "user", "content": item}
-    elif isinstance(
-        item, UIMessage
-    ):  # made anew: its owner may change it later, or has put in anything since
+    elif isinstance(item, UIMessage):
+        # Made anew: its owner may change it later, or has put in anything since.
         item = _dumped(item, path)
     if not isinstance(item, Mapping):
         raise InvalidMessage(path, f"{type(item).__name__} is no message")

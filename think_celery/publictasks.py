@@ -44,9 +44,8 @@ class PublicTask:
 def _agent(given: Given) -> AgentRef:
     check_name("agent_class", given["agent_class"], 200)
     check_name("agent_name", given["agent_name"], 200)
-    agent_classes.get(
-        given["agent_class"]
-    )  # a slip in its name must not wait for ever for a worker that has it
+    # A slip in its name must not wait for ever for a worker that has it.
+    agent_classes.get(given["agent_class"])
     return AgentRef(given["agent_class"], given["agent_name"])
 
 

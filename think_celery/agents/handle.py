@@ -62,9 +62,7 @@ class AgentHandle:
                 f"{base} is no agent by itself. Subclass it (class TriageAgent({base}): …) and name one: "
                 'TriageAgent("issue-42").'
             )
-        agent_classes.get(
-            self.agent_class
-        )  # two of that name must not go unnoticed until a worker meets them
+        agent_classes.get(self.agent_class)  # two of one name must not go unnoticed until a worker meets them
         check_name("name", name, 200)
         self.name = name
         self._own_rt: Runtime | None = None

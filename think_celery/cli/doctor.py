@@ -168,9 +168,8 @@ def _make(given: Any, settings: Settings) -> None:
         ThinkError: It can't be made.
     """
     model = providers.of_settings(given, settings)
-    check = (
-        getattr(model, "check", None) if isinstance(given, str) else None
-    )  # another's object has its own names
+    # An object of somebody else's has names of its own.
+    check = getattr(model, "check", None) if isinstance(given, str) else None
     if check is not None:
         check()
 

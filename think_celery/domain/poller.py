@@ -144,9 +144,8 @@ class Poller:
             try:
                 for agent_id in ears.listen(agent_ids, HEAR_SECONDS):
                     self.hint(agent_id)
-            except (
-                Exception
-            ):  # the log says by itself when it can't be reached; who waits is looked after all the same
+            except Exception:
+                # The log says by itself when it can't be reached; who waits is looked after all the same.
                 self._rt.clock.sleep(DEAF_SECONDS)
         ears.close()
 

@@ -149,9 +149,8 @@ def _free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
     if not line_rows.seize_from(tx, lease):
         return False
     if _running(tx, lease) is None:
-        conversation.place_unfinished(
-            tx, lease.key
-        )  # the partial text of a turn that was cancelled meanwhile
+        # The partial text of a turn that was cancelled meanwhile.
+        conversation.place_unfinished(tx, lease.key)
     lines.expect_next_on(rt, tx, lease.key)
     return True
 

@@ -108,10 +108,8 @@ class _Inline:
                 }
             elif key in ("const", "enum", "default", "examples"):
                 told[key] = value
-            elif key not in (
-                "discriminator",
-                "$defs",
-            ):  # the former maps to references; the tags say the same
+            elif key not in ("discriminator", "$defs"):
+                # The former maps to references; the tags say the same.
                 told[key] = self._schema(value, f"{where}[]" if key == "items" else where, inside)
         return told
 

@@ -14,10 +14,12 @@ from think_celery.providers.pace import Pace
 from think_celery.providers.sse import MAX_EVENT_BYTES, ServerSentEvent, SseDecoder
 from think_celery.providers.watchdog import Guard
 
-TRAILER_SECONDS = 5.0  # for what may follow an answer that is whole, such as its count of tokens
-DRAIN_SECONDS = (
-    0.05  # for the end of the body after the end of the stream, so that the connection can be used again
-)
+TRAILER_SECONDS = 5.0
+"""For what may follow an answer that is whole, such as its count of tokens."""
+
+DRAIN_SECONDS = 0.05
+"""For the end of the body after the end of the stream, so that the connection can be used again."""
+
 ERROR_BODY_BYTES = 64 * 1024
 
 

@@ -40,7 +40,7 @@ class SseDecoder:
         Raises:
             ModelError: An event is larger than ``max_event_bytes``.
         """
-        if (
+        is_one_token = (  # which is what mostly comes
             not self._tail
             and chunk.startswith(b"data: ")
             and chunk.find(b"\n") == len(chunk) - 2
@@ -48,7 +48,8 @@ class SseDecoder:
             and b"\r" not in chunk
             and len(chunk) <= self._max
             and self._between
-        ):  # one token, which is what mostly comes
+        )
+        if is_one_token:
             return (ServerSentEvent("message", chunk[6:-2].decode("utf-8", "replace")),)
         if b"\r" in chunk or not (self._between or self._tail):
             return self._slowly(chunk)

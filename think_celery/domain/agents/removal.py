@@ -103,9 +103,8 @@ def _removed_all(rt: Runtime, row: Any) -> bool:
     if not rt.db.transact(lambda tx: _remove_some(tx, row)).finished:
         return False
     locked = rt.db.read(lambda tx: removals.left_before(tx, row.id, row.epoch))
-    if (
-        locked is not None
-    ):  # somebody has it for a moment, or a caller for longer: waited for with no lock held
+    if locked is not None:
+        # Somebody has it for a moment, or a caller for longer: waited for with no lock held.
         rt.db.transact(lambda tx: submissions.lock(tx, locked))
     return locked is None
 

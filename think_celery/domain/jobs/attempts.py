@@ -153,9 +153,8 @@ class JobRun:
             outcome = Outcome("lease-lost")
             with suppress(LeaseLost):
                 outcome = self._interrupted()
-            if (
-                isinstance(error, Exception) and not inhand.depth()
-            ):  # Celery's soft time limit, for this very job
+            # Celery's soft time limit, for this very job.
+            if isinstance(error, Exception) and not inhand.depth():
                 return outcome
             raise error
         if isinstance(error, Unwind) and calls.passes(error):

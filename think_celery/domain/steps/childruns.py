@@ -113,9 +113,8 @@ def _judge(asked: Asked, event: Any, child: WorkflowRef) -> Settled:
     told = json.loads(event.payload)
     news = told["news"]
     if news["status"] == WorkflowStatus.COMPLETE:
-        return json.dumps(
-            told["output"]
-        )  # decoding it could fail for a class of the user's: that is for the caller
+        # Decoding it could fail for a class of the user's: that is for the caller.
+        return json.dumps(told["output"])
     return own_failure(_ended(asked, child, news["status"], news["error_type"], news["error"]))
 
 

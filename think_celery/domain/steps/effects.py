@@ -365,9 +365,8 @@ def _takes(name: str, function: Callable[..., Any]) -> bool:
         raise AsyncNotSupported(f"The function of step {name!r}")
     if isinstance(function, FunctionType) and not function.__dict__:
         code = function.__code__
-        if (
-            code.co_argcount == code.co_kwonlyargcount == 0
-        ):  # a lambda, most often; inspecting it takes longer
+        # A lambda, most often; inspecting it takes longer.
+        if code.co_argcount == code.co_kwonlyargcount == 0:
             return False
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -226,9 +226,8 @@ class Wait:
 
     def _at_rest(self) -> bool | None:
         mine = [self.agent.id]
-        line = (
-            [] if helping.own_hook(self.agent.id) is not None else mine
-        )  # it is held for the hook that asks
+        # In a hook the line is held for that hook, which asks.
+        line = [] if helping.own_hook(self.agent.id) is not None else mine
         found = self.rt.db.read(lambda tx: waiting.standing(tx, [], mine, line))
         return None if self.agent.id in found.busy | found.held else True
 

@@ -137,9 +137,8 @@ class _Preparation:
         self._scene, self.part = scene, part
         self._was_approved = part.state == "approval-responded"
         self.call: _Call | None = None
-        self.waits = (
-            part.state == "approval-requested"
-        )  # stored so by a worker that died before the turn ended
+        # Stored so by a worker that died before the turn ended.
+        self.waits = part.state == "approval-requested"
         if not self.waits:
             self._prepare()
 

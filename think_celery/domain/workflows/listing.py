@@ -49,9 +49,8 @@ def find(
         "workflow": name,
         "agent": agent,
     }
-    if name is not None and not can_be_a_name(
-        name, 200
-    ):  # no workflow has it, and not every text fits a database
+    # Another name no workflow has, and not every text fits a database.
+    if name is not None and not can_be_a_name(name, 200):
         return Page()
     if wanted:
         return _matching(rt, filters, wanted, limit, after)
