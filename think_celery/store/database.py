@@ -233,19 +233,15 @@ class Database:
         """
         if not self.on_postgres:
             return self._transact(work, lambda: True, single=True)
-        for attempt in range(1, REPEATS + 2):
-            try:
-                with self._uncut(), connected(self._reading_engine()) as conn:
-                    tx = Tx(conn, self.clock, single=True, direct=self._direct)
-                    result = work(tx)
-            except DBAPIError as error:
-                if attempt > REPEATS or not is_passing(error, committing=not repeatable):
-                    raise
-                pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
-                continue
+
+        def attempt() -> T:
+            with self._uncut(), connected(self._reading_engine()) as conn:
+                tx = Tx(conn, self.clock, single=True, direct=self._direct)
+                result = work(tx)
             tx.committed()
             return result
-        raise AssertionError("unreachable")
+
+        return _repeated(attempt, lambda error: is_passing(error, committing=not repeatable))
 
     @property
     def on_postgres(self) -> bool:
@@ -255,37 +251,33 @@ class Database:
     def _transact(
         self, work: Callable[[Tx], T], may_repeat: Callable[[], bool], *, single: bool = False
     ) -> T:
-        for attempt in range(1, REPEATS + 2):
+        committing = False
+
+        def attempt() -> T:
+            nonlocal committing
             committing = False
-            try:
-                with self._uncut(), connected(self.engine) as conn:
-                    transaction = conn.begin()
-                    tx = Tx(conn, self.clock, single=single, direct=self._direct)
-                    result = work(tx)
-                    committing = True
-                    transaction.commit()
-            except DBAPIError as error:
-                if attempt > REPEATS or not may_repeat() or not is_passing(error, committing=committing):
-                    raise
-                pause(random.uniform(0.2, 1.0) * 0.01 * 2**attempt)
-                continue
+            with self._uncut(), connected(self.engine) as conn:
+                transaction = conn.begin()
+                tx = Tx(conn, self.clock, single=single, direct=self._direct)
+                result = work(tx)
+                committing = True
+                transaction.commit()
             tx.committed()
             return result
-        raise AssertionError("unreachable")
+
+        return _repeated(attempt, lambda error: may_repeat() and is_passing(error, committing=committing))
 
     def read(self, work: Callable[[Tx], T]) -> T:
         """Run *work*, which only reads.
 
         On PostgreSQL each statement sees what is committed by then; on SQLite all see one state.
         """
-        for attempt in range(1, REPEATS + 2):
-            try:
-                with self._uncut(), connected(self._reading_engine()) as conn:
-                    return work(Tx(conn, self.clock, direct=self._direct))
-            except DBAPIError as error:
-                if attempt > REPEATS or not is_passing(error, committing=False):
-                    raise
-        raise AssertionError("unreachable")
+
+        def attempt() -> T:
+            with self._uncut(), connected(self._reading_engine()) as conn:
+                return work(Tx(conn, self.clock, direct=self._direct))
+
+        return _repeated(attempt, lambda error: is_passing(error, committing=False))
 
     def _reading_engine(self) -> Engine:
         reader = self._reader
@@ -372,3 +364,15 @@ class Database:
             _inherited.append(self._engine)
         self._lock, self._forking = threading.RLock(), False
         self._engine = self._reader = None
+
+
+def _repeated(attempt: Callable[[], T], passes: Callable[[DBAPIError], bool]) -> T:
+    """What *attempt* returns, made again after errors that pass, with growing pauses between."""
+    for repeat in range(1, REPEATS + 1):
+        try:
+            return attempt()
+        except DBAPIError as error:
+            if not passes(error):
+                raise
+        pause(random.uniform(0.2, 1.0) * 0.01 * 2**repeat)
+    return attempt()
