@@ -127,9 +127,19 @@ class AgentSchedules(AgentHandle, abstract=True):
         Raises:
             ValueError: *kind* is unknown, *limit* or *cursor* can't be, or an instant is a naive datetime.
         """
-        which: dict[str, Any] = {"kind": kind, "method": method, "task_id": task_id, "ended": ended}
-        which |= {"due_after": due_after, "due_before": due_before, "limit": limit, "cursor": cursor}
-        return schedules.find(self._rt, self._ref, **which).of(as_schedule)
+        found = schedules.find(
+            self._rt,
+            self._ref,
+            kind=kind,
+            method=method,
+            task_id=task_id,
+            due_after=due_after,
+            due_before=due_before,
+            ended=ended,
+            limit=limit,
+            cursor=cursor,
+        )
+        return found.of(as_schedule)
 
     def list_slots(
         self,
@@ -150,8 +160,10 @@ class AgentSchedules(AgentHandle, abstract=True):
         Raises:
             ValueError: *status* is unknown, or *limit* or *cursor* can't be.
         """
-        which: dict[str, Any] = {"status": status, "limit": limit, "cursor": cursor}
-        return schedules.find_slots(self._rt, schedule_id, self._ref, **which).of(as_slot)
+        found = schedules.find_slots(
+            self._rt, schedule_id, self._ref, status=status, limit=limit, cursor=cursor
+        )
+        return found.of(as_slot)
 
     def cancel_schedule(self, schedule_id: str) -> bool:
         """End a schedule of this agent, and say whether that stopped anything.

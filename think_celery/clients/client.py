@@ -141,13 +141,16 @@ class ThinkClient(WorkflowClient, JobClient):
             ValueError: *kind* is unknown, *limit* is out of range, or the instant is a naive datetime.
             TypeError: *agent_class* is neither an agent class nor a name.
         """
-        wanted: dict[str, Any] = {
-            "agent_class": agent_class,
-            "kind": kind,
-            "due_before": due_before,
-            "ended": ended,
-        }
-        return schedules.find(self._rt, limit=limit, cursor=cursor, **wanted).of(as_schedule)
+        found = schedules.find(
+            self._rt,
+            agent_class=agent_class,
+            kind=kind,
+            due_before=due_before,
+            ended=ended,
+            limit=limit,
+            cursor=cursor,
+        )
+        return found.of(as_schedule)
 
     def list_slots(
         self,
@@ -158,8 +161,8 @@ class ThinkClient(WorkflowClient, JobClient):
         cursor: str | None = None,
     ) -> Page[ScheduleSlot]:
         """The slots of a schedule that have come, the latest first: see the agent's method of this name."""
-        which: dict[str, Any] = {"status": status, "limit": limit, "cursor": cursor}
-        return schedules.find_slots(self._rt, schedule_id, **which).of(as_slot)
+        found = schedules.find_slots(self._rt, schedule_id, status=status, limit=limit, cursor=cursor)
+        return found.of(as_slot)
 
     def cancel_schedule(self, schedule_id: str) -> bool:
         """End a schedule, whosever it is, and say whether that stopped anything: see the agent's method."""

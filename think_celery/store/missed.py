@@ -25,9 +25,8 @@ from think_celery.store.statements import AT_MOST, now, span, unlocked
 class Missed:
     """The look for them in one table.
 
-    Its queues are found by one step through an index for each, and their rows by that index, too. So it costs
-    nothing how many rows of another queue wait, and for how long they have. Only those of a queue in which something
-    is due are asked for.
+    Its queues are found by one step through an index for each, and the rows of a queue in which something is due by
+    that index, too. So a look costs the same however many rows of other queues wait.
     """
 
     def __init__(
@@ -37,15 +36,15 @@ class Missed:
 
         A row's queue is the first of *queues* that is not null in it, else its ``queue``.
         """
-        names = [*queues, table.c.queue]
-        asked = select(*columns, table.c.knock_at, table.c.knocks).where(table.c.knock_at <= now())
-        self._named: list[tuple[Select[Any], Select[Any]]] = []
-        for place, queue in enumerate(names):
-            earlier = [name.is_(None) for name in names[:place]]
-            of_queue = asked.where(*earlier, queue == bindparam("of_queue"))
-            self._named.append((_names(table, queue, earlier), _in_order(of_queue, queue, table)))
-        of_none = asked.where(*(name.is_(None) for name in names))
-        self._of_none = _in_order(of_none, names[-1], table)
+        named_in = [*queues, table.c.queue]
+        due = select(*columns, table.c.knock_at, table.c.knocks).where(table.c.knock_at <= now())
+        self._by_queue: list[tuple[Select[Any], Select[Any]]] = []
+        for place, queue in enumerate(named_in):
+            not_before = [earlier.is_(None) for earlier in named_in[:place]]
+            of_queue = due.where(*not_before, queue == bindparam("of_queue"))
+            self._by_queue.append((_due_queues(table, queue, not_before), _in_order(of_queue, queue, table)))
+        of_none = due.where(*(queue.is_(None) for queue in named_in))
+        self._of_none = _in_order(of_none, table.c.queue, table)
 
     def look(self, tx: Tx, limit: int) -> list[Row[Any]]:
         """So many of them at most: the queues take turns, and each gives those first that are due the longest."""
@@ -54,8 +53,8 @@ class Missed:
 
     def _of_each(self, tx: Tx, limit: int) -> Iterator[Sequence[Row[Any]]]:
         yield tx.execute(self._of_none, {"at_most": limit}).all()
-        for names, of_queue in self._named:
-            for name in tx.execute(names).scalars().all():
+        for due_queues, of_queue in self._by_queue:
+            for name in tx.execute(due_queues).scalars().all():
                 yield tx.execute(of_queue, {"at_most": limit, "of_queue": name}).all()
 
 
@@ -63,13 +62,15 @@ def _in_order(rows: Select[Any], queue: ColumnElement[Any], table: Table) -> Sel
     return rows.order_by(queue, table.c.knock_at).limit(AT_MOST)  # as the index has them
 
 
-def _names(table: Table, queue: ColumnElement[Any], earlier: Sequence[ColumnElement[bool]]) -> Select[Any]:
+def _due_queues(
+    table: Table, queue: ColumnElement[Any], not_before: Sequence[ColumnElement[bool]]
+) -> Select[Any]:
     """The queues in which something is due; those in which anything is expected are found one behind the other."""
-    awaited = and_(*earlier, queue.is_not(None), table.c.knock_at.is_not(None))
+    awaited = and_(*not_before, queue.is_not(None), table.c.knock_at.is_not(None))
     found = select(func.min(queue).label("queue")).where(awaited).cte("found", recursive=True)
     following = select(func.min(queue)).where(awaited, queue > found.c.queue).scalar_subquery()
     found = found.union_all(select(following).where(found.c.queue.is_not(None)))
-    first = select(table.c.knock_at).where(*earlier, queue == found.c.queue, table.c.knock_at.is_not(None))
+    first = select(table.c.knock_at).where(*not_before, queue == found.c.queue, table.c.knock_at.is_not(None))
     first_at = first.order_by(queue, table.c.knock_at).limit(1).scalar_subquery()
     return select(found.c.queue).where(found.c.queue.is_not(None), first_at <= now())
 
