@@ -3,6 +3,7 @@
 import hashlib
 import uuid
 from dataclasses import dataclass
+from typing import Any, Self
 
 try:
     from uuid import uuid7 as _uuid7  # type: ignore[attr-defined,unused-ignore]
@@ -39,6 +40,11 @@ class AgentRef:
     agent_class: str
     name: str
 
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """The agent that a row is about."""
+        return cls(row.agent_class, row.agent_name)
+
     @property
     def id(self) -> str:
         """The agent's id in every table."""
@@ -54,6 +60,11 @@ class WorkflowRef:
 
     workflow: str
     workflow_id: str
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """The workflow that a row is about."""
+        return cls(row.workflow, row.workflow_id)
 
     @property
     def key(self) -> str:

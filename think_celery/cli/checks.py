@@ -261,17 +261,17 @@ def dying(db: Database, most: int) -> list[Finding]:
     )
     told = [
         _restless(
-            f"Submission {row.id} of {row.agent_class}({row.agent_name!r})", row, most, takeover.MAX_TAKEOVERS
+            f"Submission {row.id} of {AgentRef.of(row)}", row, most, takeover.MAX_TAKEOVERS
         )
         for row in turns
     ]
     told += [
-        _restless(f"Workflow {WorkflowRef(row.workflow, row.workflow_id)}", row, most, advance.MAX_TAKEOVERS)
+        _restless(f"Workflow {WorkflowRef.of(row)}", row, most, advance.MAX_TAKEOVERS)
         for row in runs
     ]
     told += [
         _restless(
-            f"Job {row.id} of {row.agent_class}({row.agent_name!r})", row, most, attempts.MAX_TAKEOVERS
+            f"Job {row.id} of {AgentRef.of(row)}", row, most, attempts.MAX_TAKEOVERS
         )
         for row in jobs
     ]
@@ -297,7 +297,7 @@ def paused(db: Database, given: Given) -> list[Finding]:
     found = [
         problem(
             "paused",
-            f"Workflow {WorkflowRef(row.workflow, row.workflow_id)} is paused ({row.error_type}). Deploy "
+            f"Workflow {WorkflowRef.of(row)} is paused ({row.error_type}). Deploy "
             f"code that fits its journal ({given.command(f'workflows show {_one(row)}')}), then run: "
             f"{given.command(f'workflows resume {_one(row)}')}",
         )

@@ -2,6 +2,7 @@
 
 from think_celery.cli.checks import SHOWN, Finding, ok, some, warning
 from think_celery.cli.common import Given
+from think_celery.ids import AgentRef
 from think_celery.store import jobhealth as rows
 from think_celery.store.database import Database
 
@@ -11,7 +12,7 @@ def interrupted(db: Database, given: Given) -> list[Finding]:
     found = [
         warning(
             "fibers",
-            f"Fiber {row.id} of {row.agent_class}({row.agent_name!r}) was interrupted in {row.method}"
+            f"Fiber {row.id} of {AgentRef.of(row)} was interrupted in {row.method}"
             f"{'' if row.error_type is None else f' (on_fiber_recovered: {row.error_type})'}, and nobody has decided "
             f"on it. Look at it ({given.command(f'jobs show {row.id}')}), then call resolve_fiber, or begin it anew: "
             f"{given.command(f'jobs retry {row.id}')}",

@@ -7,6 +7,7 @@ from think_celery.cli.checks import SHOWN, SILENT, Finding, ago, count, ok, prob
 from think_celery.cli.common import Given
 from think_celery.domain.schedules import drivers
 from think_celery.metronome import remedies
+from think_celery.ids import AgentRef
 from think_celery.store import health as rows
 from think_celery.store import schedules
 from think_celery.store.database import Database
@@ -70,7 +71,7 @@ def _late(now: datetime, row: Any) -> Finding:
 
 
 def _named(row: Any) -> str:
-    return f"Schedule {row.id} of {row.agent_class}({row.agent_name!r})"
+    return f"Schedule {row.id} of {AgentRef.of(row)}"
 
 
 def looked_at(db: Database, given: Given) -> list[Finding]:

@@ -184,7 +184,7 @@ def _question(rt: Runtime, row: Any) -> str | None:
     """What was asked: in the row until the turn begins, then in the conversation, unless that was reset."""
     if row.messages:
         return _texts(as_messages(row.messages))
-    history = conversation.history(rt, AgentRef(row.agent_class, row.agent_name))
+    history = conversation.history(rt, AgentRef.of(row))
     ids = [message.id for message in history]
     end = ids.index(row.message_id) if row.message_id in ids else len(history)
     asked_before = history[max(0, end - LOOK_BACK) : end]
@@ -203,7 +203,7 @@ def _texts(messages: Sequence[UIMessage]) -> str | None:
 def _answer(rt: Runtime, row: Any) -> str | None:
     if row.message_id is None:
         return None
-    message = conversation.get_message(rt, AgentRef(row.agent_class, row.agent_name), row.message_id)
+    message = conversation.get_message(rt, AgentRef.of(row), row.message_id)
     return None if message is None else message.text or None
 
 

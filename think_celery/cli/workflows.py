@@ -250,7 +250,7 @@ def _decide(
 
 def _still_goes_on(row: Any, given: Given, what: str) -> None:
     if is_terminal(WorkflowStatus(row.status)):
-        reference = WorkflowRef(row.workflow, row.workflow_id)
+        reference = WorkflowRef.of(row)
         raise Failure(
             f"{reference} has ended ({row.status}): nobody will take {what}. Nothing was sent. To run it again: "
             f"{given.command(f'workflows restart {_words(row)}')}"
@@ -271,7 +271,7 @@ def pause(workflow_id: str, workflow: str | None, app: App | None, database_url:
     """Let a run stop until it is resumed: at once if it waits, at its next step if a worker has it in hand."""
     rt, given = runtime_of(app, database_url), Given(app, database_url)
     row = find_row(rt, workflow_id, workflow)
-    if not control.pause(rt, WorkflowRef(row.workflow, row.workflow_id)):
+    if not control.pause(rt, WorkflowRef.of(row)):
         raise Unusable(
             f"{workflow_id!r} is {row.status}, so there is nothing to pause. See "
             f"{given.command(f'workflows show {_words(row)}')}"
@@ -289,7 +289,7 @@ def resume(workflow_id: str, workflow: str | None, app: App | None, database_url
     """Let a paused run go on; one whose code did not fit its journal, once the right code is deployed."""
     rt, given = runtime_of(app, database_url), Given(app, database_url)
     row = find_row(rt, workflow_id, workflow)
-    if not control.resume(rt, WorkflowRef(row.workflow, row.workflow_id)):
+    if not control.resume(rt, WorkflowRef.of(row)):
         raise Unusable(
             f"{workflow_id!r} is not paused ({row.status}), so there is nothing to resume. See "
             f"{given.command(f'workflows show {_words(row)}')}"
@@ -306,7 +306,7 @@ def terminate(
     """End a run where it stands, with its unfinished prompts and children."""
     rt, given = runtime_of(app, database_url), Given(app, database_url)
     row = find_row(rt, workflow_id, workflow)
-    reference = WorkflowRef(row.workflow, row.workflow_id)
+    reference = WorkflowRef.of(row)
     be_sure(f"Terminate {reference}, which is {row.status}?", yes)
     if not control.terminate(rt, reference):
         raise Unusable(
@@ -325,7 +325,7 @@ def restart(
     """Begin a workflow anew with its first params. Without --app the new run keeps the version of the old one."""
     rt = runtime_of(app, database_url)
     row = find_row(rt, workflow_id, workflow)
-    reference = WorkflowRef(row.workflow, row.workflow_id)
+    reference = WorkflowRef.of(row)
     if not is_terminal(WorkflowStatus(row.status)):
         be_sure(f"{reference} is {row.status}. End that run, and begin anew?", yes)
     click.echo(f"Restarted {workflow_id!r}: run {control.restart(rt, reference)}.")
@@ -361,7 +361,7 @@ def delete(
                 "Give an id, or --status, --agent and --older-than for all that match; not both."
             )
         row = find_row(rt, workflow_id, workflow)
-        reference = WorkflowRef(row.workflow, row.workflow_id)
+        reference = WorkflowRef.of(row)
         be_sure(f"Delete {reference}, which is {row.status}?", yes)
         control.delete(rt, reference)
         click.echo(f"Deleted {workflow_id!r}.")
@@ -379,5 +379,5 @@ def delete(
 
 
 def _status(rt: Runtime, row: Any) -> str:
-    found = domain.get(rt, WorkflowRef(row.workflow, row.workflow_id))
+    found = domain.get(rt, WorkflowRef.of(row))
     return "gone" if found is None else str(found.status)

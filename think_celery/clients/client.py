@@ -43,7 +43,7 @@ class ThinkClient(WorkflowClient, JobClient):
             InsideTransaction: Called inside a joined transaction.
         """
         row = submissions.require(self._rt, submission_id)
-        agent = AgentRef(row.agent_class, row.agent_name)
+        agent = AgentRef.of(row)
         wait = waiting.Wait(self._rt, agent, "wait_for_submission()", timeout=timeout)
         return as_submission(self._rt, wait.end_of(submission_id))
 

@@ -61,7 +61,7 @@ class Ended:
         """Of a turn that ended in error without being run to its end, with what is stored of its answer."""
         return cls(
             lease=lease,
-            ref=AgentRef(row.agent_class, row.agent_name),
+            ref=AgentRef.of(row),
             agent=None,
             submission_id=row.id,
             kind=TurnKind(row.kind),

@@ -15,7 +15,7 @@ def as_record(cls: type[Record], row: Any, **told: Any) -> Record:
     """
     for each in fields(cls):  # type: ignore[arg-type]
         if each.name == "agent":
-            told["agent"] = AgentRef(row.agent_class, row.agent_name)
+            told["agent"] = AgentRef.of(row)
         elif each.name not in told:
             told[each.name] = getattr(row, each.name.removeprefix("_"))
     return cls(**told)

@@ -136,7 +136,7 @@ def _decide(
 
     def work(tx: Tx) -> InteractionResult:
         row = _find(tx, agent, which, kind)
-        owner = AgentRef(row.agent_class, row.agent_name)
+        owner = AgentRef.of(row)
         waiting = rows.lock_open_of(tx, owner.id, row.message_id)
         if row.id not in {each.id for each in waiting}:
             row = _find(tx, agent, which, kind)

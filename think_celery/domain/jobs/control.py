@@ -322,7 +322,7 @@ def _insert_like(rt: Runtime, tx: Tx, row: Any) -> Any:
     return jobs.insert(
         rt,
         tx,
-        AgentRef(row.agent_class, row.agent_name),
+        AgentRef.of(row),
         kind=row.kind,
         method=row.method,
         payload_text=row.payload,

@@ -84,7 +84,7 @@ def claim(rt: Runtime, job_id: str, *, starts_agent: bool = True) -> Claim | Out
     refused = _refused(rt, row)
     if refused is not None:
         return refused
-    agent = AgentRef(row.agent_class, row.agent_name)
+    agent = AgentRef.of(row)
     if not row.agent_is_made:
         rt.db.transact(lambda tx: agents.make(tx, agent))
     if starts_agent and not starts.is_ready(rt, agent, row.started_version):

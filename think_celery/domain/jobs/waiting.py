@@ -105,7 +105,7 @@ def _helped(rt: Runtime, row: Any) -> bool:
 def _watching(rt: Runtime, job_id: str) -> Iterator[Watch]:
     """A watch that also rings when somebody wants this call to end."""
     row = _look(rt, job_id)
-    agent_id = "" if row is None else AgentRef(row.agent_class, row.agent_name).id
+    agent_id = "" if row is None else AgentRef.of(row).id
     with ExitStack() as stack:
         watch = stack.enter_context(rt.poller.watching(agent_id, job_id, for_line=False))
         work = in_hand()

@@ -184,7 +184,7 @@ def _batch(
     declared: dict[str, list[Any]] = {row.agent_id: [] for row in known}
     for row in stored.declared_of(tx, list(declared)):
         declared[row.agent_id].append(row)
-    return [(AgentRef(row.agent_class, row.agent_name), declared[row.agent_id]) for row in known]
+    return [(AgentRef.of(row), declared[row.agent_id]) for row in known]
 
 
 def _reconciled(rt: Runtime, made: Any, tasks: Tasks, declared: Sequence[Any]) -> bool:

@@ -207,7 +207,7 @@ def _store(rt: Runtime, tx: Tx, row: Any, slot: datetime, *, running: bool) -> N
     reason = STILL_RUNNING if running else (RAN_BEFORE if work is None else None)
     status = SlotStatus.OPEN if reason is None else SlotStatus.SKIPPED
     slots.insert(tx, slot_id, row.id, slot, status, reason=reason, missed_from=late, **(work or {}))
-    agent = AgentRef(row.agent_class, row.agent_name)
+    agent = AgentRef.of(row)
     logger.info(
         "schedule %s of %s: the slot of %s is %s",
         row.id,
@@ -220,7 +220,7 @@ def _store(rt: Runtime, tx: Tx, row: Any, slot: datetime, *, running: bool) -> N
 
 def _accept(rt: Runtime, tx: Tx, row: Any, slot: datetime, slot_id: str) -> Mapping[str, str] | None:
     """Accept the turn or the job of a slot; ``None`` where there is one of its key already."""
-    agent = AgentRef(row.agent_class, row.agent_name)
+    agent = AgentRef.of(row)
     key, metadata = idempotency_key(row, slot), _metadata(row, slot)
     if row.prompt is not None:
         turn, new = submissions.accept(

@@ -133,7 +133,7 @@ def _claim_at_once(rt: Runtime, submission_id: str, process_id: str) -> Claim | 
     lease = rt.db.single(lambda tx: beginnings.begin(tx, row, token, process_id, place.message_id, stored))
     if lease is None:
         return None
-    agent = AgentRef(row.agent_class, row.agent_name)
+    agent = AgentRef.of(row)
     return Claim(row=row, lease=lease, agent=agent, place=place, attempt=row.attempts + 1)
 
 
@@ -160,7 +160,7 @@ def _begin(
         raise _NotNow("waiting")
     if row.outdated:
         return _skip(rt, tx, row, lease, conversation.SKIPPED_BY_RESET, inner=stop is not None)
-    agent = AgentRef(row.agent_class, row.agent_name)
+    agent = AgentRef.of(row)
     if row.based_on is not None and row.applied_at is None and _has_moved(tx, row):
         reason = ConversationMoved()
         return _skip(rt, tx, row, lease, str(reason), type(reason).__name__, inner=stop is not None)

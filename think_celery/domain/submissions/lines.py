@@ -227,7 +227,7 @@ def look_later(tx: Tx, row: Any) -> None:
 
     Locks agent and line, so this transaction may not have locked a submission yet.
     """
-    agent = AgentRef(row.agent_class, row.agent_name)
+    agent = AgentRef.of(row)
     agents.make(tx, agent)
     lines.make_line(tx, agent.id)
     lines.look_later(tx, agent.id, MISSED_AFTER)

@@ -80,7 +80,7 @@ def warn_if_other(row: Any, fingerprint: str) -> bool:
         logger.warning(
             "submission %s of %s was accepted before with other messages; those stand",
             row.id,
-            AgentRef(row.agent_class, row.agent_name),
+            AgentRef.of(row),
             extra={"think_event": "submission.differs", "think_submission": row.id},
         )
     return same
@@ -206,7 +206,7 @@ def _find_accepted(tx: Tx, agent: AgentRef, key: str | None, submission_id: str 
     if by_id is None:
         return by_key
     if by_id.agent_id != agent.id:
-        other = AgentRef(by_id.agent_class, by_id.agent_name)
+        other = AgentRef.of(by_id)
         raise SubmissionConflict(submission_id, key, f"the id belongs to a submission of {other}")
     if key is not None and by_id.idempotency_key is None:
         # If another call was faster (with this key or for this row), the next look tells what it means.

@@ -140,7 +140,7 @@ def claim_run(rt: Runtime, ref: WorkflowRef, queue: str | None = None) -> Claim 
 
 
 def _failed(rt: Runtime, row: Any, lease: Lease, error: BaseException, *, given_up: bool = False) -> Outcome:
-    ref = WorkflowRef(row.workflow, row.workflow_id)
+    ref = WorkflowRef.of(row)
     error_type, text = describe(error)
     if not runends.fail(rt, row, lease, error_type, text, given_up=given_up):
         raise LeaseLost(str(lease))

@@ -282,6 +282,6 @@ def _delete_ended(rt: Runtime, seen: Any) -> bool:
         row = control.lock(tx, seen.key)
         if row is None or row.completed_at != seen.completed_at:
             return False
-        return _delete(rt, tx, WorkflowRef(row.workflow, row.workflow_id), row)
+        return _delete(rt, tx, WorkflowRef.of(row), row)
 
     return rt.db.accept(work)

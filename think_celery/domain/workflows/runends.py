@@ -1,7 +1,6 @@
 """The end of a run in the hands of its holder, and what is stored together with it."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from think_celery import serialization
@@ -20,7 +19,7 @@ Follow = Callable[[Tx], object]
 def complete(rt: Runtime, row: Any, lease: Lease, output: str) -> bool:
     """End the run with its result, and say whether this call did. *row* is that of the claim."""
     follows = _telling_parent(rt, row, WorkflowStatus.COMPLETE, output=output)
-    if hooks.is_wanted(_agent(row), "complete"):
+    if hooks.is_wanted(AgentRef.of(row), "complete"):
         follows.append(_telling_agent(rt, row, "complete", serialization.loads(output)))
     return _end(rt, lambda tx: workflows.complete(tx, lease, output), follows)
 
@@ -33,13 +32,9 @@ def fail(rt: Runtime, row: Any, lease: Lease, error_type: str, error: str, *, gi
     told = {"error_type": error_type, "error": error}
     follows: list[Follow] = [lambda tx: children.terminate_all(rt, tx, row)] if given_up else []
     follows += _telling_parent(rt, row, WorkflowStatus.ERRORED, **told)
-    if hooks.is_wanted(_agent(row), "error"):
+    if hooks.is_wanted(AgentRef.of(row), "error"):
         follows.append(_telling_agent(rt, row, "error", told))
     return _end(rt, lambda tx: workflows.fail(tx, lease, error_type, error), follows)
-
-
-def _agent(row: Any) -> AgentRef:
-    return AgentRef(row.agent_class, row.agent_name)
 
 
 def _telling_parent(rt: Runtime, row: Any, status: WorkflowStatus, **told: Any) -> list[Follow]:
@@ -49,11 +44,7 @@ def _telling_parent(rt: Runtime, row: Any, status: WorkflowStatus, **told: Any) 
 
 
 def _telling_agent(rt: Runtime, row: Any, what: str, payload: Any) -> Follow:
-    return partial(_enqueue, rt, row, what, payload)
-
-
-def _enqueue(rt: Runtime, row: Any, what: str, payload: Any, tx: Tx) -> None:
-    hooks.enqueue(rt, tx, _agent(row), row, what, payload)
+    return lambda tx: hooks.enqueue(rt, tx, AgentRef.of(row), row, what, payload)
 
 
 def _end(rt: Runtime, move: Callable[[Tx], bool], follows: list[Follow]) -> bool:

@@ -78,7 +78,7 @@ def find_row(rt: Runtime, workflow_id: str, workflow: Any = None, agent: AgentRe
         raise WorkflowNotFound(workflow_id, name)
     rows = rt.db.look(lambda tx: workflows.by_id(tx, workflow_id))
     named = [row for row in rows if name in (None, row.workflow)]
-    found = [row for row in named if agent in (None, AgentRef(row.agent_class, row.agent_name))]
+    found = [row for row in named if agent in (None, AgentRef.of(row))]
     if not found:
         raise WorkflowNotFound(
             workflow_id, name, None if agent is None else str(agent), others=len(named) > 0
@@ -92,8 +92,7 @@ def find_ref(
     rt: Runtime, workflow_id: str, workflow: Any = None, agent: AgentRef | None = None
 ) -> WorkflowRef:
     """Which workflow that is. Raises what :func:`find_row` raises."""
-    row = find_row(rt, workflow_id, workflow, agent)
-    return WorkflowRef(row.workflow, row.workflow_id)
+    return WorkflowRef.of(find_row(rt, workflow_id, workflow, agent))
 
 
 def look_up(rt: Runtime, workflow_id: str, workflow: Any = None) -> WorkflowRun:
@@ -129,7 +128,7 @@ def send_event(
     """
     if workflow is None:
         row = find_row(rt, workflow_id)
-        ref = WorkflowRef(row.workflow, row.workflow_id)
+        ref = WorkflowRef.of(row)
     else:
         ref = domain.reference(workflow, workflow_id)
     return domain.send_event(rt, ref, type=type, payload=payload, idempotency_key=idempotency_key)
@@ -156,5 +155,5 @@ def decide(
     row = find_row(rt, workflow_id, workflow)
     kept = serialization.json_metadata(metadata, rt.settings.max_payload)
     decision = {"approved": approved, "reason": said, "metadata": kept}
-    ref = WorkflowRef(row.workflow, row.workflow_id)
+    ref = WorkflowRef.of(row)
     return domain.send_event(rt, ref, type=APPROVAL, payload=decision)

@@ -94,7 +94,7 @@ def _found(row: Any, ref: WorkflowRef, agent: AgentRef, new: "New") -> None:
     """Look at the run that has the id: another agent's is an error, one with other params is told in the log."""
     if row is None:  # deleted meanwhile
         return
-    owner = AgentRef(row.agent_class, row.agent_name)
+    owner = AgentRef.of(row)
     if owner != agent:
         raise WorkflowExists(ref.workflow, ref.workflow_id, str(owner), str(agent))
     if row.params != new.columns["params"]:
@@ -169,7 +169,7 @@ def _started(rt: Runtime, row: Any) -> None:
     rt.failpoint("workflow:started")
     logger.info(
         "%s is queued",
-        WorkflowRef(row.workflow, row.workflow_id),
+        WorkflowRef.of(row),
         extra={"think_event": "workflow.queued", "think_workflow": row.workflow_id},
     )
     rt.knock(knocks.for_workflow(row))
