@@ -71,27 +71,33 @@ class Ticker:
             self._beside()
 
     def _run(self, make_pass: Callable[[Runtime], int]) -> None:
-        told, clock = "", self._rt.clock  # what stays until somebody acts is said once
+        told, clock = "", self._rt.clock
         while not self._stop.is_set():
             began = clock.elapsed()
             try:
                 with forks.uncut():
                     make_pass(self._rt)
+            except Exception as error:
+                told = self._complain(error, told)
+            else:
                 if told == _AWAY:
                     logger.warning("the database answers again")
                 told = ""
-            except ConfigurationError as error:
-                if str(error) != told:
-                    told = str(error)
-                    logger.error("this worker can't look after what is due or lost: %s", told)
-            except Exception as error:
-                if not is_away(error):
-                    logger.error("a tick failed; the next one tries again: %s", trace_of(error))
-                elif told != _AWAY:
-                    told = _AWAY
-                    url = self._rt.db.url.set(query={}).render_as_string(hide_password=True)
-                    logger.error("a tick failed: %s", _AWAY % (url, type(error).__name__))
             self._stop.wait(max(0.0, TICK_SECONDS - (clock.elapsed() - began)))
+
+    def _complain(self, error: Exception, told: str) -> str:
+        """Log why a pass failed; what stays until somebody acts, only if it was not *told* before. Returns what is."""
+        if isinstance(error, ConfigurationError):
+            if str(error) != told:
+                logger.error("this worker can't look after what is due or lost: %s", error)
+            return str(error)
+        if is_away(error):
+            if told != _AWAY:
+                url = self._rt.db.url.set(query={}).render_as_string(hide_password=True)
+                logger.error("a tick failed: %s", _AWAY % (url, type(error).__name__))
+            return _AWAY
+        logger.error("a tick failed; the next one tries again: %s", trace_of(error))
+        return told
 
     def stop(self) -> None:
         """End, and wait for the passes in hand."""
