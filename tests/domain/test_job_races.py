@@ -18,7 +18,7 @@ from tests.domain.crowd import at_once, change, die
 from tests.domain.flows import worker
 from tests.domain.porter import Hauler, porter, row, run
 from think_celery.domain import recovery
-from think_celery.domain.jobs import runs, jobs
+from think_celery.domain.jobs import jobs, runs
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.work import perform
 from think_celery.errors import LeaseLost

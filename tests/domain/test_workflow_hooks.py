@@ -261,9 +261,7 @@ class TestEnqueue:
         agent = Listening("w1")._ref
         for what, payload in (("event:a", 1), ("event:a", 2), ("event:b", {"n": 3}), ("complete", "early")):
             t.rt.db.transact(
-                lambda tx, what=what, payload=payload: hooks.enqueue(
-                    t.rt, tx, agent, row, what, payload
-                )
+                lambda tx, what=what, payload=payload: hooks.enqueue(t.rt, tx, agent, row, what, payload)
             )
         t.run_until_idle()
         assert [news.event for news in heard("event")] == [1, {"n": 3}]

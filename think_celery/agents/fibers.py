@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from think_celery.agents.arguments import Method
 from think_celery.agents.handle import AgentHandle
-from think_celery.domain.jobs import fiberruns, fibers, control
+from think_celery.domain.jobs import control, fiberruns, fibers
 from think_celery.domain.jobs.records import FiberRun
 from think_celery.domain.pages import Before, Page
 from think_celery.durations import Duration

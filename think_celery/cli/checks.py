@@ -260,20 +260,12 @@ def dying(db: Database, most: int) -> list[Finding]:
         )
     )
     told = [
-        _restless(
-            f"Submission {row.id} of {AgentRef.of(row)}", row, most, takeover.MAX_TAKEOVERS
-        )
+        _restless(f"Submission {row.id} of {AgentRef.of(row)}", row, most, takeover.MAX_TAKEOVERS)
         for row in turns
     ]
+    told += [_restless(f"Workflow {WorkflowRef.of(row)}", row, most, advance.MAX_TAKEOVERS) for row in runs]
     told += [
-        _restless(f"Workflow {WorkflowRef.of(row)}", row, most, advance.MAX_TAKEOVERS)
-        for row in runs
-    ]
-    told += [
-        _restless(
-            f"Job {row.id} of {AgentRef.of(row)}", row, most, attempts.MAX_TAKEOVERS
-        )
-        for row in jobs
+        _restless(f"Job {row.id} of {AgentRef.of(row)}", row, most, attempts.MAX_TAKEOVERS) for row in jobs
     ]
     found = [warning("attempts", text) for text in told]
     return some(found, "attempts") or [ok("attempts", "No turn, workflow or job kills its workers.")]

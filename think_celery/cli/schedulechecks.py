@@ -6,8 +6,8 @@ from typing import Any
 from think_celery.cli.checks import SHOWN, SILENT, Finding, ago, count, ok, problem, some
 from think_celery.cli.common import Given
 from think_celery.domain.schedules import drivers
-from think_celery.metronome import remedies
 from think_celery.ids import AgentRef
+from think_celery.metronome import remedies
 from think_celery.store import health as rows
 from think_celery.store import schedules
 from think_celery.store.database import Database

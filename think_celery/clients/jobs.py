@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from think_celery import runtime
-from think_celery.domain.jobs import fibers, control, waiting
+from think_celery.domain.jobs import control, fibers, waiting
 from think_celery.domain.jobs.records import FiberRun, Job, as_job
 from think_celery.domain.pages import Before, Page
 from think_celery.durations import Duration

@@ -7,8 +7,8 @@ from think_celery import serialization
 from think_celery.described import kept_reason
 from think_celery.domain.agents import methods
 from think_celery.domain.jobs import jobs
-from think_celery.domain.jobs.records import Job, as_job
 from think_celery.domain.jobs.jobs import Kind
+from think_celery.domain.jobs.records import Job, as_job
 from think_celery.domain.pages import (
     Before,
     Page,

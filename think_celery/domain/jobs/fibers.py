@@ -5,7 +5,7 @@ from typing import Any
 
 from think_celery.described import kept_reason
 from think_celery.domain.agents import methods
-from think_celery.domain.jobs import control, runs, jobs, waiting
+from think_celery.domain.jobs import control, jobs, runs, waiting
 from think_celery.domain.jobs.fiberruns import changes_of
 from think_celery.domain.jobs.records import FiberRun, as_fiber
 from think_celery.domain.pages import Page

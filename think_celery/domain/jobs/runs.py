@@ -9,8 +9,8 @@ from typing import Any
 from think_celery.domain import calls, inhand, lacking
 from think_celery.domain.agents import starts
 from think_celery.domain.jobs import jobs
-from think_celery.domain.jobs.fiberruns import FiberAttempt, InlineRun
 from think_celery.domain.jobs.attempts import Claim, JobRun
+from think_celery.domain.jobs.fiberruns import FiberAttempt, InlineRun
 from think_celery.domain.outcomes import Outcome
 from think_celery.domain.schedules import declarations
 from think_celery.errors import JobTimeout, LeaseLost, TurnCancelled, UnknownScheduledTask

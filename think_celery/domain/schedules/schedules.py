@@ -21,8 +21,8 @@ from think_celery.domain.schedules import firing
 from think_celery.domain.schedules.firing import fire_due as fire_due
 from think_celery.domain.schedules.firing import next_due as next_due
 from think_celery.domain.schedules.records import Schedule, ScheduleKind, as_schedule
-from think_celery.domain.schedules.specs import Rule
 from think_celery.domain.schedules.slots import CANCELLED
+from think_celery.domain.schedules.specs import Rule
 from think_celery.errors import ThinkError
 from think_celery.ids import AgentRef, named_id, new_id
 from think_celery.names import can_be_a_name

@@ -14,8 +14,8 @@ from think_celery.domain.turns.attempts import Attempts
 from think_celery.domain.turns.drafts import Draft
 from think_celery.domain.turns.fallback import Lineup
 from think_celery.domain.turns.requests import Plan
-from think_celery.domain.turns.toolcalls import Scene, execute
 from think_celery.domain.turns.state import TurnState, last_step, steps_of
+from think_celery.domain.turns.toolcalls import Scene, execute
 from think_celery.errors import ModelAborted, ModelError, NoFinalAnswer, NoModel
 from think_celery.hooks.turns import ModelStepContext, StepConfig, StepResult, TurnConfig, TurnContext
 from think_celery.messages import ToolPart, UIMessage, dump_parts
