@@ -154,8 +154,8 @@ class TestTogether:
         snapshots, took = rt.db.transact(look)
 
         assert took < 5
-        assert snapshots["a"].left
-        assert snapshots["b"].left == snapshots["c"].left == (of == "message")
+        assert snapshots["a"].failed
+        assert snapshots["b"].failed == snapshots["c"].failed == (of == "message")
 
     def test_a_database_that_is_away_leaves_them_to_their_turns(self, rt, leases, monkeypatch, caplog):
         """Each of which says so, once; and so does what never should happen, which stops no thread."""
@@ -168,8 +168,8 @@ class TestTogether:
         monkeypatch.undo()
         then = put_all(rt, leases)
 
-        assert all(each.left for each in failed.values())
-        assert not any(each.left for each in then.values())
+        assert all(each.failed for each in failed.values())
+        assert not any(each.failed for each in then.values())
         assert "could not be stored together" in caplog.text
 
     def test_a_process_that_may_have_no_more_threads(self, rt, leases, monkeypatch):
@@ -186,8 +186,8 @@ class TestTogether:
             alone = put_all(rt, leases)
         then = put_all(rt, leases)
 
-        assert all(each.left for each in alone.values())
-        assert not any(each.left for each in then.values())
+        assert all(each.failed for each in alone.values())
+        assert not any(each.failed for each in then.values())
 
 
 class TestSettling:

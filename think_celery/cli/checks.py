@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from think_celery.cli.common import Given
+from think_celery.cli.common import Given, workflow_words
 from think_celery.clock import Clock
 from think_celery.domain import knocks
 from think_celery.domain.jobs import attempts
@@ -290,17 +290,12 @@ def paused(db: Database, given: Given) -> list[Finding]:
         problem(
             "paused",
             f"Workflow {WorkflowRef.of(row)} is paused ({row.error_type}). Deploy "
-            f"code that fits its journal ({given.command(f'workflows show {_one(row)}')}), then run: "
-            f"{given.command(f'workflows resume {_one(row)}')}",
+            f"code that fits its journal ({given.command(f'workflows show {workflow_words(row)}')}), then run: "
+            f"{given.command(f'workflows resume {workflow_words(row)}')}",
         )
         for row in db.read(lambda tx: rows.paused_runs(tx, SHOWN + 1))
     ]
     return some(found, "paused") or [ok("paused", "No workflow has stopped with an error.")]
-
-
-def _one(row: Any) -> str:
-    """The workflow as commands take it."""
-    return f"{shlex.quote(row.workflow_id)} --workflow {shlex.quote(row.workflow)}"
 
 
 def undelivered(db: Database) -> list[Finding]:

@@ -122,6 +122,11 @@ class Given:
         return shlex.quote(self.app) if isinstance(self.app, str) else "YOUR_APP"
 
 
+def workflow_words(row: Any) -> str:
+    """The workflow that a row is about, as commands take it."""
+    return f"{shlex.quote(row.workflow_id)} --workflow {shlex.quote(row.workflow)}"
+
+
 def _is_secret(url: str) -> bool:
     try:
         parts = urlsplit(url)

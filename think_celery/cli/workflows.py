@@ -1,14 +1,13 @@
 """``think-celery workflows``."""
 
 import json
-import shlex
 from typing import Any
 
 import click
 
 from think_celery.cli import timeline
 from think_celery.cli.classnames import tell_unknown
-from think_celery.cli.common import Failure, Given, Group, Unusable, runtime_of
+from think_celery.cli.common import Failure, Given, Group, Unusable, runtime_of, workflow_words
 from think_celery.cli.options import (
     App,
     Span,
@@ -253,13 +252,8 @@ def _still_goes_on(row: Any, given: Given, what: str) -> None:
         reference = WorkflowRef.of(row)
         raise Failure(
             f"{reference} has ended ({row.status}): nobody will take {what}. Nothing was sent. To run it again: "
-            f"{given.command(f'workflows restart {_words(row)}')}"
+            f"{given.command(f'workflows restart {workflow_words(row)}')}"
         )
-
-
-def _words(row: Any) -> str:
-    """The workflow as commands take it."""
-    return f"{shlex.quote(row.workflow_id)} --workflow {shlex.quote(row.workflow)}"
 
 
 # --- control --------------------------------------------------------------------------------------
@@ -274,7 +268,7 @@ def pause(workflow_id: str, workflow: str | None, app: App | None, database_url:
     if not control.pause(rt, WorkflowRef.of(row)):
         raise Unusable(
             f"{workflow_id!r} is {row.status}, so there is nothing to pause. See "
-            f"{given.command(f'workflows show {_words(row)}')}"
+            f"{given.command(f'workflows show {workflow_words(row)}')}"
         )
     now = _status(rt, row)
     if now == WorkflowStatus.PAUSED:
@@ -292,7 +286,7 @@ def resume(workflow_id: str, workflow: str | None, app: App | None, database_url
     if not control.resume(rt, WorkflowRef.of(row)):
         raise Unusable(
             f"{workflow_id!r} is not paused ({row.status}), so there is nothing to resume. See "
-            f"{given.command(f'workflows show {_words(row)}')}"
+            f"{given.command(f'workflows show {workflow_words(row)}')}"
         )
     click.echo(f"Resumed {workflow_id!r}.")
 
@@ -311,7 +305,7 @@ def terminate(
     if not control.terminate(rt, reference):
         raise Unusable(
             f"{workflow_id!r} has ended ({_status(rt, row)}), so there is nothing to terminate. To run it again: "
-            f"{given.command(f'workflows restart {_words(row)}')}"
+            f"{given.command(f'workflows restart {workflow_words(row)}')}"
         )
     click.echo(f"Terminated {workflow_id!r}.")
 

@@ -169,13 +169,10 @@ def look_later(tx: Tx, seq: int) -> None:
     tx.execute(_LOOK_LATER, {"number": seq})
 
 
-_MISSED = Missed(submissions, *_KNOCK)
+missed = Missed(submissions, *_KNOCK)
+"""Submissions whose knock seems lost."""
+
 put_off_knocked = PutOff(submissions, submissions.c.id)
-
-
-def missed(tx: Tx, limit: int) -> list[Row[Any]]:
-    """Submissions whose knock seems lost."""
-    return _MISSED.look(tx, limit)
 
 
 _AS_SEEN = and_(MINE, submissions.c.knock_at == bindparam("seen"))

@@ -1,6 +1,5 @@
 """The lanes of jobs, in which one runs at a time, and when the tick knocks for jobs."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -71,13 +70,10 @@ def lock_head(tx: Tx, agent_id: str, lane: str) -> int | None:
 
 # --- what the tick looks for ----------------------------------------------------------------------
 
-_MISSED = Missed(jobs, *KNOCK)
+missed = Missed(jobs, *KNOCK)
+"""Jobs whose knock seems lost, or whose time has come."""
+
 put_off = PutOff(jobs, jobs.c.id)
-
-
-def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
-    """Jobs whose knock seems lost, or whose time has come."""
-    return _MISSED.look(tx, limit)
 
 
 _SEEN = and_(MINE, jobs.c.knock_at == bindparam("seen"))

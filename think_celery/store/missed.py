@@ -46,7 +46,7 @@ class Missed:
         of_none = due.where(*(queue.is_(None) for queue in named_in))
         self._of_none = _in_order(of_none, table.c.queue, table)
 
-    def look(self, tx: Tx, limit: int) -> list[Row[Any]]:
+    def __call__(self, tx: Tx, limit: int) -> list[Row[Any]]:
         """So many of them at most: the queues take turns, and each gives those first that are due the longest."""
         in_turn = chain.from_iterable(zip_longest(*self._of_each(tx, limit)))
         return list(islice((row for row in in_turn if row is not None), limit))

@@ -204,13 +204,10 @@ def failed(tx: Tx, outbox_id: str, error: str, after: timedelta) -> None:
     tx.execute(_FAILED, {"outbox_id": outbox_id, "last_error": error[:2000], "after": after})
 
 
-_MISSED = Missed(outbox, outbox.c.id, outbox.c.workflow_key, outbox.c.run, outbox.c.queue)
+missed = Missed(outbox, outbox.c.id, outbox.c.workflow_key, outbox.c.run, outbox.c.queue)
+"""News whose knock seems lost, or whose next try is due."""
+
 put_off = PutOff(outbox, outbox.c.id)
-
-
-def missed(tx: Tx, limit: int) -> list[Row[Any]]:
-    """News whose knock seems lost, or whose next try is due."""
-    return _MISSED.look(tx, limit)
 
 
 _SEEN = and_(_MINE, outbox.c.knock_at == bindparam("seen"))

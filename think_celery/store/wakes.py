@@ -60,13 +60,10 @@ def wake_unread(tx: Tx, key: str) -> Row[Any] | None:
     return moved(tx, _WAKE_UNREAD, of_key=key)
 
 
-_MISSED = Missed(workflows, *KNOCK, queues=[workflows.c.step_queue])
+missed = Missed(workflows, *KNOCK, queues=[workflows.c.step_queue])
+"""Runs whose knock seems lost."""
+
 put_off = PutOff(workflows, workflows.c.key)
-
-
-def missed(tx: Tx, limit: int) -> Sequence[Row[Any]]:
-    """Runs whose knock seems lost."""
-    return _MISSED.look(tx, limit)
 
 
 _SEEN = and_(_MINE, workflows.c.knock_at == bindparam("seen"))
