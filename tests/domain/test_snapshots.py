@@ -230,8 +230,8 @@ class TestSettling:
 
         assert not together
         assert rt.snapshots.together
-        assert mine.left
-        assert other.left
+        assert mine.failed
+        assert other.failed
         assert stored(rt, leases["b"]) is None
         assert stored(rt, leases["a"]).status == "done"
 
