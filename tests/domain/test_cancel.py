@@ -21,11 +21,14 @@ from tests.domain.crowd import (
     workers,
 )
 from think_celery.domain import recovery
+from think_celery.domain.conversation import conversation
 from think_celery.domain.submissions import claims
 from think_celery.domain.turns import turns
+from think_celery.messages import TextPart, UIMessage
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, say
 from think_celery.signals import AbortController
+from think_celery.store import messages as message_rows
 from think_celery.store import tables
 
 MOMENTS = ("turn:before-model", "turn:streaming", "turn:before-commit", "turn:committed")
@@ -44,6 +47,15 @@ def story(t, name="s"):
     """Status, reason, and the transcript."""
     stored = row(t.rt, name)
     return str(stored.status), stored.error, [message.text for message in Clerk("a").messages]
+
+
+def begin_and_say(rt, text, name="s"):
+    """Claim the turn, and store that text of its answer."""
+    claimed = claims.claim(rt, name)
+    message = UIMessage(id=claimed.message_id, role="assistant", parts=[TextPart(text=text)])
+    rt.db.transact(
+        lambda tx: message_rows.store_unfinished(tx, claimed.lease.key, conversation.as_row(message))
+    )
 
 
 class TestEveryState:
@@ -132,6 +144,20 @@ class TestEveryState:
         t.run_until_idle()
 
         assert story(t) == ("aborted", None, ["s", "next", "re: next"])
+
+    def test_its_line_is_freed_and_nobody_has_it_yet(self, t):
+        """Nobody would store the text of a turn that waits for its takeover: it takes its place at once."""
+        t.use_model(echo())
+        submit("s", "next")
+        begin_and_say(t.rt, "half")
+        die(t.rt)
+        recovery.sweep(t.rt)
+        assert row(t.rt, "s").status == "running"
+
+        cancel()
+        t.run_until_idle()
+
+        assert story(t) == ("aborted", None, ["s", "half", "next", "re: next"])
 
     @pytest.mark.parametrize("end", ["completed", "error"])
     def test_ended(self, t, end):
@@ -222,3 +248,23 @@ class TestFinishLine:
             lambda tx: tx.execute(select(tables.submissions.c.status)).scalars().all().count("aborted")
         )
         assert stories == found
+
+
+def test_a_sweep_that_meets_a_cancel(postgres_url, by_hand):
+    """One of the two sees the other: the line of a turn that somebody is cancelling is freed when that is over."""
+    with workers(postgres_url) as rt:
+        agent = clerk(rt)
+        agent.submit_messages("s", submission_id="s")
+        begin_and_say(rt, "half")
+        die(rt)
+        with transaction(rt) as session:
+            assert agent.cancel_submission("s")
+            recovery.sweep(rt)
+            session.commit()
+        recovery.sweep(rt)
+
+        assert line(rt, agent).process_id is None
+        assert [message.text for message in agent.messages] == ["s", "half"]
+        assert not [
+            row for row in rt.db.read(lambda tx: message_rows.of(tx, agent._ref.id)) if row.status != "done"
+        ]

@@ -146,9 +146,14 @@ def _free(rt: Runtime, tx: Tx, lease: Lease) -> bool:
         return _free_workflow(rt, tx, lease)
     if lease.kind == "job":
         return jobs.free(rt, tx, lease)
+    line_rows.lock_line(tx, lease.key)
+    running = _running(tx, lease)
+    row = None if running is None else submissions.lock(tx, running.id, patient=False)
+    if running is not None and row is None:
+        return False  # somebody may be cancelling it, and counts on us: the next look sees what came of it
     if not line_rows.seize_from(tx, lease):
         return False
-    if _running(tx, lease) is None:
+    if row is None or row.status != SubmissionStatus.RUNNING:
         # The partial text of a turn that was cancelled meanwhile.
         conversation.place_unfinished(tx, lease.key)
     lines.expect_next_on(rt, tx, lease.key)

@@ -41,6 +41,14 @@ def is_there(tx: Tx, agent_id: str) -> bool:
     return tx.execute(_IS_THERE, {"agent": agent_id}).first() is not None
 
 
+_HELD = select(lines.c.token).where(_OF_AGENT, lines.c.process_id.is_not(None))
+
+
+def is_held(tx: Tx, agent_id: str) -> bool:
+    """Whether somebody holds the agent's line, whoever may have it locked."""
+    return tx.execute(_HELD, {"agent": agent_id}).first() is not None
+
+
 def make_and_lock_line(tx: Tx, agent_id: str) -> bool:
     """Lock the agent's line, which is made where there is none; False where another transaction has it locked.
 

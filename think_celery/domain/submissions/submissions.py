@@ -26,6 +26,7 @@ from think_celery.names import MAX_KEY, check_name, name_problem
 from think_celery.runtime import Runtime
 from think_celery.states import SubmissionStatus, TurnKind, is_terminal
 from think_celery.store import counts, heads, outbox, submissions, usage
+from think_celery.store import lines as line_rows
 from think_celery.store.database import Tx
 from think_celery.wording import a_type
 
@@ -297,17 +298,19 @@ def cancel(
     """End a submission as aborted in this transaction, and say whether this call did.
 
     A running one keeps its line's lease: its worker sees the cancel within a second, stores the partial
-    text and gives the line back; the next turn begins only then. A pending one that had been handed over
-    has no worker: the text that it has so far takes its place at once. Without *patient*, one that another
-    transaction has locked is left alone.
+    text and gives the line back; the next turn begins only then. One that had been handed over, or whose worker
+    is known to be dead, has no worker: the text that it has so far takes its place at once. Without *patient*, one
+    that another transaction has locked is left alone.
     """
     row = submissions.lock(tx, submission_id, patient=patient)
     if row is None:
         return False
-    if row.status == SubmissionStatus.PENDING and row.message_id is not None:
+    # Nobody takes the line for this submission, or from its worker, as long as it is locked here.
+    worked_on = row.status == SubmissionStatus.RUNNING and line_rows.is_held(tx, row.agent_id)
+    if row.message_id is not None and not (worked_on or is_terminal(SubmissionStatus(row.status))):
         conversation.place_unfinished(tx, row.agent_id, row.message_id)
-    tell = row.status == SubmissionStatus.PENDING  # else the worker does, when it gives the turn up
-    return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason, tell=tell)
+    # Else the worker tells, when it gives the turn up.
+    return lines.end(rt, tx, row, SubmissionStatus.ABORTED, error=reason, tell=not worked_on)
 
 
 def skip(rt: Runtime, tx: Tx, submission_id: str, reason: str) -> bool:
