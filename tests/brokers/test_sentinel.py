@@ -1,8 +1,10 @@
 """A key in the broker's Redis tells that its messages are gone: after a flush, a restart, a failover."""
 
+import gc
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,6 +135,19 @@ class TestLosses:
 
         assert os.waitstatus_to_exitcode(status) == 41
         assert losses_seen(watch) == 0
+
+    def test_a_forked_child_leaves_its_parents_connection_alone(self, redis_url: str) -> None:
+        """It is kept there unused: what some libraries do with a connection that nobody has ends it for both."""
+        watch = sentinel(redis_url)
+        losses_seen(watch)
+        of_parent = weakref.ref(watch._connection)
+
+        child = os.fork()
+        if child == 0:
+            gc.collect()
+            os._exit(0 if watch._connection is None and of_parent() is not None else 1)
+
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.services
