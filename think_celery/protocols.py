@@ -303,6 +303,9 @@ class EventLog(Protocol):
     def read(self, agent_id: str, after: Cursor, limit: int = 500) -> Page:
         """The frames after a cursor, oldest first; none when there is nothing new."""
 
+    def back(self, agent_id: str, until: Cursor, limit: int = 500) -> Iterator[Frame]:
+        """The frames up to a cursor, newest first, as far back as they are kept. They are read *limit* at a time."""
+
     def ears(self) -> Ears | None:
         """What hears of turns that end; ``None`` where the log would have to be asked, too."""
 

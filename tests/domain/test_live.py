@@ -20,6 +20,7 @@ from think_celery.providers.scripted import FunctionModel, call, fail, say
 from think_celery.store import messages as message_rows
 from think_celery.store.joined import joined
 from think_celery.store.tables import live as frames_table
+from think_celery.store.tables import submissions as submission_rows
 
 
 def listen(t: Any, agent: Any, submission_id: str | None = None) -> Any:
@@ -104,26 +105,30 @@ class TestOneTurn:
         agent = talker()("a")
         t.script(agent, say("Hello"))
         submission = agent.submit_messages("Go")
-        read, snapshot = t.rt.events.read, listening._snapshot
-        lost = iter([when != "as listening begins"])
+        read, head = t.rt.events.read, t.rt.events.head
 
         def read_after_a_loss(agent_id: str, cursor: Cursor) -> Page:
-            return Page((), cursor, lost=True) if next(lost, False) else read(agent_id, cursor)
-
-        def snapshot_after_the_turn(*given: Any) -> Any:
+            monkeypatch.setattr(t.rt.events, "read", read)
+            lost = Page((), head(agent_id), lost=True)
             t.run_until_idle()
-            return snapshot(*given)
+            return lost
+
+        def head_before_the_turn(agent_id: str) -> Cursor:
+            before = head(agent_id)
+            t.run_until_idle()
+            return before
 
         monkeypatch.setattr(listening, "_ended", lambda *_: None)  # its end is stored just after each look
         if when == "as listening begins":
-            monkeypatch.setattr(listening, "_snapshot", snapshot_after_the_turn)
+            monkeypatch.setattr(t.rt.events, "head", head_before_the_turn)
         following = listen(t, agent, submission.submission_id)
-        monkeypatch.setattr(listening, "_snapshot", snapshot_after_the_turn)
-        monkeypatch.setattr(t.rt.events, "read", read_after_a_loss)
+        if when == "when the log has lost something":
+            monkeypatch.setattr(t.rt.events, "read", read_after_a_loss)
 
         events = list(following)
 
         assert [event.type for event in events].count("text-delta") >= 1
+        assert ("snapshot" in {event.type for event in events}) is (when != "as listening begins")
         assert (said(events), events[-1].type) == ("Hello", "done")
 
     def test_when_only_its_end_is_lost_and_the_agent_goes_on(self, t):
@@ -248,32 +253,53 @@ class TestFrames:
 
         assert [e.type for e in islice(following, 3)] == ["text-delta"] * 3
 
+    @pytest.mark.parametrize("ended", [False, True])
     @pytest.mark.parametrize("token", [1, 2])
-    def test_a_gap_gives_a_snapshot(self, quick, agent, token):
-        """Missing numbers mean lost frames, also at the beginning of a takeover: the stored message is shown."""
+    def test_a_gap_gives_a_snapshot(self, quick, agent, token, ended):
+        """Missing numbers mean lost frames, also at the beginning of a takeover: the stored message is shown.
+
+        If the turn has ended, that is all of it.
+        """
+        if not ended:
+            runs = submission_rows.update().values(status="running")
+            quick.rt.db.transact(lambda tx: tx.execute(runs))
+            quick.rt.events.forget(agent._ref.id)
         ids = {"submission_id": self.done.submission_id, "message_id": self.done.message_id}
         following = listen(quick, agent)
         frame(quick, agent, 1, delta("a"), **ids)
         frame(quick, agent, 5, delta("e"), token=token, **ids)
 
-        events = list(islice(following, 3))
-
-        assert [(e.type, e.text) for e in events] == [
+        assert [(e.type, e.text) for e in islice(following, 3)] == [
             ("text-delta", "a"),
             ("snapshot", "stored"),
-            ("text-delta", "e"),
+            ("done", "") if ended else ("text-delta", "e"),
         ]
 
-    def test_after_a_gap_the_end_brings_the_whole_text(self, quick, agent):
-        """Whatever was lost: at `done` a listener shows what is stored."""
+    def test_the_end_of_a_turn_that_nobody_has_heard_of(self, quick, agent):
+        """Its last words come without what was before them, for it had ended: its listener gets the stored text."""
         ids = {"submission_id": self.done.submission_id, "message_id": self.done.message_id}
         following = listen(quick, agent)
         frame(quick, agent, 3, delta("in the middle"), **ids)
         frame(quick, agent, 4, {"type": "done", "status": "completed"}, **ids)
+        agent.broadcast("next")
 
-        events = list(islice(following, 3))
+        assert [(e.type, e.text) for e in islice(following, 3)] == [
+            ("snapshot", "stored"),
+            ("done", ""),
+            ("broadcast", "next"),
+        ]
 
-        assert [e.type for e in events] == ["text-delta", "snapshot", "done"]
+    def test_after_a_gap_the_end_brings_the_whole_text(self, quick, agent, monkeypatch):
+        """Whatever was lost: at `done` a listener shows what is stored."""
+        ids = {"submission_id": self.done.submission_id, "message_id": self.done.message_id}
+        monkeypatch.setattr(listening, "_ended", lambda *_: None)  # it ends just after the look
+        following = listen(quick, agent)
+        frame(quick, agent, 3, delta("in the middle"), **ids)
+        frame(quick, agent, 4, {"type": "done", "status": "completed"}, **ids)
+
+        events = list(islice(following, 4))
+
+        assert [e.type for e in events] == ["snapshot", "text-delta", "snapshot", "done"]
         assert said(events) == "stored"
 
     def test_nothing_follows_the_end(self, quick, agent):

@@ -70,6 +70,47 @@ class EventLogContract:
 
         assert numbers(log, cursor) == [2]
 
+    @pytest.mark.parametrize("limit", [1, 2, 3, 4, 100])
+    def test_looking_back_from_a_place(self, log: EventLog, limit: int) -> None:
+        """Gives what is before it, newest first, however it is paged; of other agents nothing."""
+        frames = [frame(n) for n in range(1, 7)]
+        log.append(frames)
+        cursor = log.head("a")
+        log.append([frame(7), frame(1, "b")])
+
+        assert list(log.back("a", cursor, limit)) == frames[::-1]
+        assert [each.n for each in log.back("a", log.head("a"), limit)] == [7, 6, 5, 4, 3, 2, 1]
+
+    @pytest.mark.parametrize("incarnation", ["1700000000-0", "", "none:0", "0190d5a0-7d4f", "unknown"])
+    @pytest.mark.parametrize("position", [0, 7, -1, 2**64, 2**200])
+    def test_looking_back_from_a_place_that_is_not_of_this_log(
+        self, log: EventLog, incarnation: str, position: int
+    ) -> None:
+        """There is nothing before it."""
+        log.append([frame(1)])
+
+        assert list(log.back("a", Cursor(incarnation, position))) == []
+
+    def test_looking_back_before_the_first_frame(self, log: EventLog) -> None:
+        """There is nothing, also when something has come since."""
+        start = log.head("a")
+        log.append([frame(1)])
+
+        assert list(log.back("a", start)) == []
+
+    def test_looking_back_while_the_log_is_lost(self, log: EventLog, lose_all: Callable[[], None]) -> None:
+        """What is not read yet is gone, and what began anew is not taken for it."""
+        log.append([frame(n) for n in range(1, 7)])
+        cursor = log.head("a")
+        back = log.back("a", cursor, 2)
+        found = [next(back), next(back)]
+
+        lose_all()
+        log.append([frame(n) for n in range(11, 17)])
+
+        assert [each.n for each in [*found, *back]] == [6, 5]
+        assert list(log.back("a", cursor)) == []
+
     def test_agents_have_logs_of_their_own(self, log: EventLog) -> None:
         """One append may hold frames of several agents; each reader sees its own, in order."""
         a, b = log.head("a"), log.head("b")

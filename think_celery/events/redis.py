@@ -13,8 +13,9 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -69,6 +70,13 @@ if not known or known[1] ~= ARGV[1] or known[2][2] ~= ARGV[2] then return false 
 return entries
 """
 """The entries after one, if that is still there; so a reader at the end is not sent the last entry again."""
+
+_BACK = """
+local entries = redis.call('XREVRANGE', KEYS[1], ARGV[1], '-', 'COUNT', ARGV[3])
+if not entries[1] or entries[1][1] ~= ARGV[1] or entries[1][2][2] ~= ARGV[2] then return {} end
+return entries
+"""
+"""An entry and those before it, newest first; none if it is gone, for then those are, too."""
 
 
 class RedisEventLog:
@@ -154,10 +162,7 @@ class RedisEventLog:
         found = client.eval(_AFTER, 1, self._key(agent_id), *asked)
         if found is None:
             return None
-        entries = [
-            (entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in found
-        ]
-        return _page(agent_id, entries, after)
+        return _page(agent_id, _entries(found), after)
 
     def _first(self, client: redis.Redis, agent_id: str, after: Cursor, limit: int) -> Page | None:
         """The beginning of a stream that was not there; ``None`` if it may be another than the first since."""
@@ -171,6 +176,22 @@ class RedisEventLog:
         if present.incarnation != after.incarnation or too_long_ago or length >= self._keep_frames:
             return None
         return _page(agent_id, entries, present)
+
+    def back(self, agent_id: str, until: Cursor, limit: int = 500) -> Iterator[Frame]:
+        """The frames up to a cursor, newest first, as far back as they are kept. They are read *limit* at a time."""
+        known = 0  # of a page's entries: all but the first begin with the last one of the page before
+        while 0 <= until.position < _IDS:
+            found = self._ask(partial(self._until, agent_id, until, limit + known)) or ()
+            entries = _entries(found)[known:]
+            for entry in entries:
+                yield _frame(agent_id, entry)
+            if len(entries) < limit:
+                return
+            until, known = _cursor_of(entries[-1]), 1
+
+    def _until(self, agent_id: str, place: Cursor, count: int, client: redis.Redis) -> Any:
+        asked = (_entry_id(place.position), place.incarnation, str(count))
+        return client.eval(_BACK, 1, self._key(agent_id), *asked)
 
     def _looking(self, client: redis.Redis) -> Any:
         """A transaction whose first three results are none, the era and the time."""
@@ -262,8 +283,17 @@ def _as_text(frame: Frame) -> bytes | str:
 
 
 def _page(agent_id: str, entries: Sequence[Entry], cursor: Cursor) -> Page:
-    frames = [Frame(agent_id=agent_id, **json.loads(fields[b"frame"])) for _, fields in entries]
+    frames = [_frame(agent_id, entry) for entry in entries]
     return Page(frames, _cursor_of(entries[-1]) if entries else cursor, lost=False)
+
+
+def _entries(found: Iterable[Any]) -> list[Entry]:
+    """Entries as a script gives them, in the form that commands give."""
+    return [(entry_id, dict(zip(fields[::2], fields[1::2], strict=True))) for entry_id, fields in found]
+
+
+def _frame(agent_id: str, entry: Entry) -> Frame:
+    return Frame(agent_id=agent_id, **json.loads(entry[1][b"frame"]))
 
 
 def _cursor_of(entry: Entry) -> Cursor:

@@ -6,7 +6,7 @@ misses a 6 that commits later. An agent's row and with it the incarnation of its
 frame is trimmed; the next frame begins a new one, and cursors of the old one are answered with ``lost``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
@@ -57,6 +57,18 @@ _READ = (
     .outerjoin(live_heads, live_heads.c.agent_id == _PLACE.c.agent_id)
     .outerjoin(live, and_(live.c.agent_id == live_heads.c.agent_id, live.c.position > bindparam("since")))
     .order_by(live.c.position)
+    .limit(AT_MOST)
+)
+_BACK = (
+    select(live)
+    .join(live_heads, live_heads.c.agent_id == live.c.agent_id)
+    .where(
+        live.c.agent_id == bindparam("agent"),
+        live.c.position <= bindparam("until"),
+        live_heads.c.incarnation == bindparam("incarnation"),
+        live_heads.c.position >= bindparam("until"),
+    )
+    .order_by(live.c.position.desc())
     .limit(AT_MOST)
 )
 
@@ -139,6 +151,15 @@ class SqlEventLog:
         frames = [_as_frame(row) for row in rows if row.position is not None]
         return Page(frames, Cursor(head.incarnation, rows[-1].position if frames else since), lost=False)
 
+    def back(self, agent_id: str, until: Cursor, limit: int = 500) -> Iterator[Frame]:
+        """The frames up to a cursor, newest first, as far back as they are kept. They are read *limit* at a time."""
+        asked = {"agent": agent_id, "incarnation": until.incarnation, "at_most": limit}
+        place = min(max(until.position, 0), FURTHEST)
+        while place > 0:
+            rows = self._db.read(partial(_rows_until, {**asked, "until": place}))
+            yield from map(_as_frame, rows)
+            place = rows[-1].position - 1 if len(rows) == limit else 0
+
     def ears(self) -> None:
         """None: whoever waits looks into this very database anyway."""
 
@@ -189,6 +210,10 @@ class SqlEventLog:
         else:
             tx.execute(update(live_heads).where(of_agent).values(trimmed=edge))
         return dropped
+
+
+def _rows_until(asked: dict[str, Any], tx: Tx) -> Sequence[Row[Any]]:
+    return tx.execute(_BACK, asked).all()
 
 
 def _as_frame(row: Row[Any]) -> Frame:

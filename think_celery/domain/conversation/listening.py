@@ -2,10 +2,17 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from think_celery.domain.conversation import conversation
-from think_celery.domain.conversation.live import NO_MESSAGE, NO_TURN, STORED, LiveEvent, state_event
+from think_celery.domain.conversation.live import (
+    NO_MESSAGE,
+    NO_TURN,
+    RESTORED,
+    STORED,
+    LiveEvent,
+    state_event,
+)
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, load_parts
@@ -17,15 +24,23 @@ from think_celery.store import agents, heads, submissions
 
 POLL_SECONDS = 0.05
 SILENCE_SECONDS = 5.0
-_NEVER = float("-inf")
+"""How long nothing is heard of a turn before the database is asked whether it has ended."""
+
+LATE_SECONDS = 1.0
+"""How long the frames of a turn that has begun may be on their way, before what is stored is told instead."""
+
+_AT_ONCE = float("-inf")
+
+Value = TypeVar("Value")
 
 
 def listen(rt: Runtime, agent: AgentRef, submission_id: str | None = None) -> Iterator[LiveEvent]:
     """Follow an agent, or one of its submissions until that ends.
 
-    Begins with what is stored of the answer so far. The end comes from the database, also when the live
-    log loses its frame, and with it the whole text, whatever was lost. Without *submission_id* it goes on
-    until the generator is closed. What happens from this call on is seen, even if it is read later.
+    Begins with what the turn in hand has told so far, as the live log has it; where that holds its beginning no
+    more, with what is stored of the answer. The end comes from the database, also when the live log loses its
+    frame, and with it the whole text, if something was lost. Without *submission_id* it goes on until the generator
+    is closed. What happens from this call on is seen, even if it is read later.
 
     Raises:
         SubmissionNotFound: The agent has no such submission.
@@ -50,36 +65,36 @@ class _Listener:
         self._rt, self._agent, self._only = rt, agent, only
         self._seen, self._about = _Seen(), _About()
         self._ends = _Ends(rt, agent) if only is None else None
-        self._heard: dict[str, float] = {}  # of each turn that has not ended: when it was heard of last
+        self._ask_at: dict[str, float] = {}  # of each turn that has not ended: unless it is heard of before
+        self._owed: set[str] = set()  # of these, those whose text is told then, too
         self._is_over = False
-        # Before what is stored is looked at, so that nothing falls between.
+        # Before the turns are looked at, so that nothing falls between.
         self._cursor = rt.events.head(agent.id)
 
     def begin(self) -> list[LiveEvent]:
-        """What is stored as listening begins."""
-        if self._only is None:
-            return [*self._stored(None), *self._about.look(self._rt, self._agent)]
-        ended = _ended(self._rt, self._only)
-        stored = self._stored(self._only)  # after the look at its end: then it is whole
-        return stored if ended is None else [*stored, self._end(ended)]
+        """What is there to be told as listening begins."""
+        turn = self._only or self._in_hand()
+        told = [] if turn is None else list(self._catch_up(turn))
+        return told if self._only is not None else [*told, *self._about.look(self._rt, self._agent)]
 
     def follow(self, begun: Sequence[LiveEvent]) -> Iterator[LiveEvent]:
         """Those, and what happens from then on."""
         if self._only is not None:
-            self._heard[self._only] = self._rt.clock.elapsed()
+            self._ask_at.setdefault(self._only, self._rt.clock.elapsed() + SILENCE_SECONDS)
         yield from begun
         while not self._is_over:
-            yield from self._not_heard_of()
+            yield from self._next_page()  # first, for it may be read later than it was asked for
             if not self._is_over:
-                yield from self._next_page()
+                yield from self._not_heard_of()
 
     def _next_page(self) -> Iterator[LiveEvent]:
         page = self._rt.events.read(self._agent.id, self._cursor)
         self._cursor = page.cursor
         if page.lost:
-            self._heard = dict.fromkeys(self._heard, _NEVER)
+            turn = None if self._only is not None else self._in_hand()
+            self._owed = {*self._ask_at, *([] if turn is None else [turn])}
+            self._ask_at = dict.fromkeys(self._owed, _AT_ONCE)
             if self._only is None:
-                yield from self._stored(None)
                 yield from self._about.look(self._rt, self._agent)
         for frame in page.frames:
             if not self._is_over:
@@ -99,44 +114,96 @@ class _Listener:
             yield from self._take_of_turn(frame)
 
     def _take_of_turn(self, frame: Frame) -> Iterator[LiveEvent]:
-        news = self._seen.take(frame)
+        turn, news = frame.submission_id, self._seen.take(frame)
         if news == "old":
             return
         event = _as_event(frame)
-        done = event.type == "done"
-        if news == "gap" or (done and self._seen.is_unsure(frame.message_id)):
-            yield from self._stored(frame.submission_id)
-        if done:
-            self._end(event)
-        else:
-            self._heard[frame.submission_id] = self._rt.clock.elapsed()
-        yield event
+        if event.type == "done":
+            if self._seen.is_unsure(frame.message_id):
+                yield from self._stored(turn)
+            yield self._end(event)
+            return
+        if news == "gap":
+            yield from self._catch_up(turn)
+        if not self._seen.has_ended(turn):
+            self._owed.discard(turn)
+            self._ask_at[turn] = self._rt.clock.elapsed() + SILENCE_SECONDS
+            yield event
 
     def _not_heard_of(self) -> Iterator[LiveEvent]:
         """What the database says of turns that the log says nothing of."""
         now = self._rt.clock.elapsed()
-        for turn in [each for each, at in self._heard.items() if now - at >= SILENCE_SECONDS]:
-            lost, self._heard[turn] = self._heard[turn] == _NEVER, now
-            ended = _ended(self._rt, turn)  # before the snapshot, which is then of its end
-            if lost or ended is not None:
-                yield from self._stored(turn)
-            if ended is not None:
-                yield self._end(ended)
-        for missed in [] if self._ends is None else self._ends.missed(self._heard):
+        for turn in [each for each, at in self._ask_at.items() if at <= now]:
+            self._ask_at[turn] = now + SILENCE_SECONDS
+            yield from self._catch_up(turn, text=turn in self._owed)
+        for missed in [] if self._ends is None else self._ends.missed(self._ask_at):
             yield from self._stored(missed.submission_id)
             yield self._end(missed)
 
-    def _stored(self, submission_id: str | None) -> list[LiveEvent]:
-        return self._seen.look(_snapshot(self._rt, self._agent, submission_id))
+    # --- what is told of a turn whose frames were missed --------------------------------------------
+
+    def _in_hand(self) -> str | None:
+        """The turn that runs, or is the next."""
+        return self._rt.db.read(lambda tx: heads.head_id(tx, self._agent.id))
+
+    def _catch_up(self, turn: str, *, text: bool = True) -> Iterator[LiveEvent]:
+        """Its end, if it has ended; else, with *text*, what there is of it so far."""
+        ended = _ended(self._rt, turn)  # before the look at its text, which is then of its end
+        if ended is not None:
+            yield from self._stored(turn)
+            yield self._end(ended)
+        elif text:
+            yield from self._so_far(turn)
+
+    def _so_far(self, turn: str) -> Iterator[LiveEvent]:
+        row = self._rt.db.read(lambda tx: submissions.get(tx, turn))
+        if row is None or row.message_id is None:
+            return  # it has not begun: all its frames are yet to come
+        found: list[Frame] = []
+        if not self._seen.knows(row.message_id):
+            found = _back_to_its_beginning(self._rt.events.back(self._agent.id, self._cursor), row)
+            if not found and turn not in self._owed:  # where the log is in order, they are on their way
+                self._owed.add(turn)
+                self._ask_at[turn] = self._rt.clock.elapsed() + LATE_SECONDS
+                return
+        self._owed.discard(turn)
+        if not found or not _Seen().takes_all(found):
+            yield from self._stored(turn)
+        else:
+            for frame in found:
+                yield from self._take_of_turn(frame)
+
+    def _stored(self, turn: str) -> list[LiveEvent]:
+        return self._seen.look(_snapshot(self._rt, self._agent, turn))
 
     def _end(self, done: LiveEvent) -> LiveEvent:
         """Take in that a turn has ended, before it is told."""
         self._seen.end(done.submission_id, done.message_id)
-        self._heard.pop(done.submission_id, None)
+        self._ask_at.pop(done.submission_id, None)
+        self._owed.discard(done.submission_id)
         if self._ends is not None:
             self._ends.told(done.submission_id)
         self._is_over = done.submission_id == self._only
         return done
+
+
+def _back_to_its_beginning(frames: Iterable[Frame], row: Any) -> list[Frame]:
+    """A turn's frames under its last token, in their order, from the one on that begins its answer.
+
+    Where that is kept no more, those that are. *frames* are the agent's, newest first.
+    """
+    found: list[Frame] = []
+    token = 0
+    for frame in frames:
+        if frame.submission_id != row.id or frame.token < token:
+            continue
+        if frame.token > token:  # what came after it was written by one who had lost the lease
+            found, token = [], frame.token
+        found.append(frame)
+        begins = frame.first == 1 or frame.event.get("type") == RESTORED
+        if begins and frame.message_id == row.message_id:
+            break
+    return found[::-1]
 
 
 def _aside(rt: Runtime, agent: AgentRef, frame: Frame) -> Iterator[LiveEvent]:
@@ -220,39 +287,56 @@ def _of_no_turn(event: dict[str, Any], text: str = "") -> LiveEvent:
     )
 
 
-class _Seen:
-    """What a reader has seen of each message: the highest token, and the last number under it."""
+class _Recent(dict[str, Value]):
+    """Keeps the last thousand keys."""
 
     KEPT = 1000
 
+    def __setitem__(self, key: str, value: Value) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.KEPT:
+            del self[next(iter(self))]
+
+
+class _Seen:
+    """What a reader has seen of each message: the highest token, and the last number under it."""
+
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, int]] = {}
-        self._unsure: set[str] = set()
-        self._ended: dict[str, None] = {}
+        self._last: _Recent[tuple[int, int]] = _Recent()
+        self._unsure: _Recent[None] = _Recent()
+        self._ended: _Recent[None] = _Recent()
 
     def take(self, frame: Frame) -> Literal["old", "next", "gap"]:
         """``old``: drop the frame, its writer lost its lease. ``gap``: frames before it are missing."""
         if frame.submission_id in self._ended:
             return "old"
-        known = frame.message_id in self._last
-        token, n = self._last.get(frame.message_id, (frame.token, 0))
+        message_id, known = frame.message_id, self.knows(frame.message_id)
+        token, n = self._last.get(message_id, (frame.token, 0))
         if frame.token < token or (frame.token == token and frame.n <= n):
             return "old"
-        self._last[frame.message_id] = (frame.token, frame.n)
-        if len(self._last) > self.KEPT:
-            del self._last[next(iter(self._last))]
-        expected = n + 1 if frame.token == token else 1
-        missing = frame.first > expected
-        if missing:
-            self._unsure.add(frame.message_id)
-        if frame.event.get("type") == "restored":
-            self._unsure.discard(frame.message_id)
-        return "gap" if missing and known else "next"
+        self._last[message_id] = (frame.token, frame.n)
+        if frame.event.get("type") == RESTORED:
+            self._unsure.pop(message_id, None)
+            return "next"
+        if frame.first <= (n + 1 if frame.token == token else 1):
+            return "next"
+        told = message_id in self._unsure and not known  # what is stored was told just now
+        self._unsure[message_id] = None
+        return "next" if told else "gap"
+
+    def takes_all(self, frames: Iterable[Frame]) -> bool:
+        """Whether nothing is missing between these."""
+        return all(self.take(frame) != "gap" for frame in frames)
+
+    def knows(self, message_id: str) -> bool:
+        """Whether frames of the message were seen."""
+        return message_id in self._last
 
     def look(self, stored: Iterable[LiveEvent]) -> list[LiveEvent]:
         """Take in messages as they are stored: what frames have yet to say of one may be in it already."""
         found = list(stored)
-        self._unsure.update(event.message_id for event in found if event.type == "snapshot")
+        for event in found:
+            self._unsure[event.message_id] = None
         return found
 
     def is_unsure(self, message_id: str) -> bool:
@@ -261,10 +345,12 @@ class _Seen:
 
     def end(self, submission_id: str, message_id: str) -> None:
         """Nothing of that turn is news any more. Another one may go on in the same message."""
-        self._unsure.discard(message_id)
+        self._unsure.pop(message_id, None)
         self._ended[submission_id] = None
-        if len(self._ended) > self.KEPT:
-            del self._ended[next(iter(self._ended))]
+
+    def has_ended(self, submission_id: str) -> bool:
+        """Whether its end was told."""
+        return submission_id in self._ended
 
 
 def _as_event(frame: Frame) -> LiveEvent:
@@ -272,7 +358,7 @@ def _as_event(frame: Frame) -> LiveEvent:
     kind, text = str(event.get("type")), ""
     if kind == "text-delta":
         text = str(event["delta"])
-    elif kind == "restored":  # to a listener it is what a look into the database gives
+    elif kind == RESTORED:  # to a listener it is what a look into the database gives
         message = UIMessage(id=frame.message_id, role="assistant", parts=load_parts(event["parts"]))
         kind, text, event = "snapshot", message.text, message.to_dict()
     return LiveEvent(
@@ -280,12 +366,9 @@ def _as_event(frame: Frame) -> LiveEvent:
     )
 
 
-def _snapshot(rt: Runtime, agent: AgentRef, submission_id: str | None) -> Iterator[LiveEvent]:
-    """The stored form of the message in the making (or of that submission's answer)."""
-    if submission_id is None:
-        head = rt.db.read(lambda tx: heads.head(tx, agent.id))
-        submission_id = None if head is None else head.id
-    row = None if submission_id is None else rt.db.read(lambda tx: submissions.get(tx, submission_id))
+def _snapshot(rt: Runtime, agent: AgentRef, submission_id: str) -> Iterator[LiveEvent]:
+    """The stored form of that submission's answer."""
+    row = rt.db.read(lambda tx: submissions.get(tx, submission_id))
     if row is None or row.message_id is None:
         return
     message = conversation.get_message(rt, agent, row.message_id)

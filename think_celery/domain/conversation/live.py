@@ -57,6 +57,9 @@ NO_TURN = NO_MESSAGE = ""
 
 STORED = "message-stored"
 
+RESTORED = "restored"
+"""The type of a frame with all parts of a message: what was shown of it before is void."""
+
 
 def tell_of_messages(rt: Runtime, agent_id: str, message_ids: Sequence[str]) -> None:
     """Let listeners know that these messages were added or changed; what they say, each listener reads itself."""
@@ -98,9 +101,12 @@ class LiveEvent:
     """One thing that happened in a conversation.
 
     ``type`` is that of a UI message chunk (``text-delta``, ``tool-input-available``, ``tool-output-available``,
-    …) or one of ``snapshot`` (a message as it is stored now: what was shown of it before is void), ``reset``
+    …) or one of ``snapshot`` (a message as it is now: what was shown of it before is void), ``reset``
     (what was shown of the message is void), ``done`` (the turn is stored as ended; ``data["status"]``) and
     ``message`` (a message was added or changed outside a turn, so ``submission_id`` is empty).
+
+    Of a turn that ran when listening began, each piece comes once. A ``snapshot`` comes of one that had ended then,
+    of one that is taken up again, and of one of which the live log has lost something.
     ``text`` is the piece of a ``text-delta``, or the whole text of a ``snapshot`` or ``message``; else it is empty.
     ``data`` is the chunk itself; of a ``snapshot`` or ``message`` it is that as ``UIMessage.to_dict()`` gives it.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from think_celery.domain import recovery
 from think_celery.domain.agents import hooks
-from think_celery.domain.conversation.live import LiveTurn
+from think_celery.domain.conversation.live import RESTORED, LiveTurn
 from think_celery.domain.patience import patiently
 from think_celery.domain.turns import continuations, eventchecks, finals, requests
 from think_celery.domain.turns.attempts import Attempts
@@ -173,7 +173,7 @@ class Loop:
         draft.answer.parts = continuations.resumed(draft.answer.parts, self.approved)
         found = recovery.decide(draft.answer.parts, self._may_repeat)
         draft.answer.parts = found.parts
-        live.put({"type": "reset"}, {"type": "restored", "parts": dump_parts(found.parts)})
+        live.put({"type": "reset"}, {"type": RESTORED, "parts": dump_parts(found.parts)})
         to_run = [part for part in found.to_run if part.tool_name in self.tools or not known_only]
         execute(self._scene(draft, live, self.tools), to_run)
         return len(to_run) == len(found.to_run)

@@ -5,7 +5,7 @@ from typing import Any
 
 from think_celery.domain.agents.hooks import Hooks
 from think_celery.domain.conversation import conversation, interactions
-from think_celery.domain.conversation.live import LiveTurn
+from think_celery.domain.conversation.live import RESTORED, LiveTurn
 from think_celery.domain.leases import Hold
 from think_celery.domain.outcomes import NotResumed, PutBack
 from think_celery.domain.patience import patiently
@@ -120,7 +120,7 @@ class TurnState:
 
     def show_again(self) -> None:
         """What listeners have seen of the message is void: show them what there is."""
-        self.live.put({"type": "reset"}, {"type": "restored", "parts": dump_parts(self.answer.parts)})
+        self.live.put({"type": "reset"}, {"type": RESTORED, "parts": dump_parts(self.answer.parts)})
 
     def rewind(self) -> None:
         """Forget the attempt that failed: an attempt is all or nothing, for listeners too."""
