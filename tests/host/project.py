@@ -107,7 +107,7 @@ def make_app(environ: Mapping[str, str], **more: Any) -> Celery:
         result_backend=environ["HOST_RESULTS"],
         result_serializer=environ.get("HOST_RESULT_SERIALIZER", "pickle"),
         task_default_queue=queue,
-        task_queues=[Queue("elsewhere"), Queue(queue)],
+        task_queues=[Queue("elsewhere"), Queue("aside"), Queue(queue)],
         task_routes={"*": {"queue": queue, "priority": 3, "serializer": "pickle", "compression": "bzip2"}},
         think_database_url=environ["HOST_DATABASE"],
         think_imports=["tests.host.project"],
@@ -162,6 +162,12 @@ class Elsewhere(Lodger):
     """Its turns go to a queue of their own, which no worker consumes."""
 
     queue = "elsewhere"
+
+
+class Aside(Lodger):
+    """The same, of a test that lets a worker consume it for a while."""
+
+    queue = "aside"
 
 
 class Chore(ThinkWorkflow[Lodger, dict[str, Any]]):

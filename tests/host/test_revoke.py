@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.host.flower import Flower
-from tests.host.project import Chore, Elsewhere, Lodger
+from tests.host.project import Aside, Chore, Lodger
 from tests.host.story import Story
 from tests.host.world import Command, World, a_worker, until
 from think_celery import Job
@@ -77,16 +77,16 @@ class TestASubmission:
 
     def test_whose_message_no_worker_has_got(self, world: World) -> None:
         """It is cancelled at once, and when its message comes, it is dropped: Flower shows it as revoked."""
-        agent = Elsewhere._bound_to(world.rt, "revoked")
+        agent = Aside._bound_to(world.rt, "revoked")
         queued = agent.submit_messages("never").submission_id
 
         world.app.control.revoke(queued)
         was_revoked(world, queued)
-        world.app.control.add_consumer("elsewhere", destination=[world.name])
+        world.app.control.add_consumer("aside", destination=[world.name])
 
         until(lambda: "task-revoked" in world.events_of(queued), world.report)
         assert "task-started" not in world.events_of(queued)
-        world.app.control.cancel_consumer("elsewhere", destination=[world.name])
+        world.app.control.cancel_consumer("aside", destination=[world.name])
 
     def test_in_flower(self, threads_story: Story, flower: Flower) -> None:
         """Its button does what Celery's command does."""
@@ -136,7 +136,7 @@ class TestASubmission:
 
 def knows_of_all_before(world: World, worker: str) -> None:
     """Return once this worker has acted on whatever was revoked until now: one more is told to it alone."""
-    one_more = Elsewhere._bound_to(world.rt, worker).submit_messages("never").submission_id
+    one_more = Aside._bound_to(world.rt, worker).submit_messages("never").submission_id
     world.app.control.revoke(one_more, destination=[worker])
     was_revoked(world, one_more)
 
