@@ -138,7 +138,7 @@ class ThinkCelery(ThinkClient):
 
     def _waiting(self, knock: Knock) -> int | None:
         queue = None if self.app.conf.task_always_eager else publishing.queue_of(self.app, knock)
-        return None if queue is None else self._lengths.of(queue)
+        return None if queue is None else self._lengths.unserved(queue)
 
     def _in_task(self) -> bool:
         return bool(self.app.conf.task_always_eager or current_task)

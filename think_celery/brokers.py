@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from celery import Celery
@@ -26,6 +27,7 @@ Answer = TypeVar("Answer")
 
 LOOK_SECONDS = 0.5
 REST_SECONDS = 5.0
+SEEN_SECONDS = 1.0
 DAY_MILLISECONDS = 86_400_000
 LOCAL_HOSTS = {"", "localhost", "127.0.0.1", "::1"}
 
@@ -85,7 +87,8 @@ class _Questions:
     _connection: Connection | None = None
 
     def __init__(self, app: Celery, clock: Clock) -> None:
-        self._app, self._breaker = app, Breaker(clock, rest_seconds=REST_SECONDS)
+        self._app, self._clock = app, clock
+        self._breaker = Breaker(clock, rest_seconds=REST_SECONDS)
         self._begin_anew()
         forks.in_child(self._begin_anew)
 
@@ -98,10 +101,11 @@ class _Questions:
         """The answer; ``None`` while it can't be asked. For whoever holds the lock."""
         if self._breaker.rests():
             return None
+        asked = self._connection
         try:
-            if self._connection is None:
-                self._connection = connection(self._app, LOOK_SECONDS)
-            answer = question(self._connection)
+            if asked is None:
+                asked = self._connection = connection(self._app, LOOK_SECONDS)
+            answer = question(asked)
         except Exception as error:
             self.close()
             if not self._breaker.broken:
@@ -109,6 +113,9 @@ class _Questions:
             self._breaker.failed()
             self.answers = False
             return None
+        finally:
+            if asked is not self._connection:  # it was closed meanwhile, and may have been opened again
+                release(asked)
         self._breaker.succeeded()
         self.answers = True
         return answer
@@ -190,6 +197,24 @@ class Lengths(_Questions):
 
     _asked, _level = "how much waits in a queue", logging.DEBUG
 
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._seen: dict[str, _Seen] = {}
+
+    def unserved(self, queue: str) -> int | None:
+        """The messages that wait in a queue from which none was taken since it was last asked for.
+
+        ``None`` where some were, or where nobody knows. What this process has seen within a second it does not ask for
+        again: the pass looks for several kinds of work.
+        """
+        before, now = self._seen.get(queue), self._clock.elapsed()
+        if before is None or now - before.at >= SEEN_SECONDS:
+            length = self.of(queue)
+            stands = length is not None and before is not None and before.length is not None
+            served = not stands or length < before.length  # type: ignore[operator,union-attr]
+            self._seen[queue] = before = _Seen(length, None if served else length, now)
+        return before.unserved
+
     def of(self, queue: str) -> int | None:
         """The messages that no worker has taken yet; ``None`` where that is not known."""
         if not self._lock.acquire(blocking=False):
@@ -199,15 +224,22 @@ class Lengths(_Questions):
         finally:
             self._lock.release()
 
-    def _length(self, connection: Connection, queue: str) -> int:
+    def _length(self, connection: Connection, queue: str) -> int | None:
         try:
             channel: Any = connection.default_channel
             return int(channel.queue_declare(queue, passive=True).message_count)
-        except connection.channel_errors as error:
-            if str(getattr(error, "reply_code", "")) != "404":
-                raise
-            self.close()  # there is no such queue; RabbitMQ has closed the channel, too
-            return 0
+        except connection.channel_errors as error:  # it is this queue's, and other ones can be asked for
+            there_is_none = str(getattr(error, "reply_code", "")) == "404"
+            return 0 if there_is_none else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was seen of a queue: its length, the same if none of it was taken, and when that was."""
+
+    length: int | None
+    unserved: int | None
+    at: float
 
 
 def identity(url: Any) -> str:

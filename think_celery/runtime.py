@@ -83,8 +83,8 @@ class Runtime:
     """What the rules work with in one process. Made by ``ThinkCelery``, or by ``think_test``.
 
     ``knock`` tells the broker of work; it never raises. ``sentinel`` notices that the broker has lost what it
-    was told; not every broker can have one. ``waiting`` says how many messages wait in the queue of a knock, where the
-    broker tells. ``failpoint`` is called at the named points
+    was told; not every broker can have one. ``waiting`` says how many messages wait in the queue of a knock, where
+    the broker tells, and none of them is taken. ``failpoint`` is called at the named points
     where tests kill a worker. ``timezone`` is the Celery app's, for cron without a zone. ``threads`` says that
     tools and step functions run in helper threads.
     ``stand_in`` gives, in tests, the model (or several) that an agent class asks instead of its own. ``takes`` says

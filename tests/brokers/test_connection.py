@@ -8,12 +8,14 @@ import sys
 import weakref
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from tests.brokers.place import Broker
 from tests.doors.test_publishing import PATIENCE, an_app, knock
+from think_celery import brokers
 from think_celery.app import ThinkCelery
 from think_celery.brokers import Lengths
 from think_celery.clock import SystemClock
@@ -123,6 +125,61 @@ class TestLengths:
             broker.stop()
             assert [lengths.of("long") for _ in range(3)] == [None] * 3
 
+    def test_one_queue_that_is_refused_is_the_only_one_of_which_nothing_is_known(self) -> None:
+        """Nor does it, or one that there is not, cost a new connection."""
+        with Broker() as broker:
+            lengths = Lengths(an_app(broker.url), SystemClock())
+            broker.client.rpush("long", *"abc")
+            broker.client.set("wrong", "no list")
+            assert lengths.of("long") == 3
+            before = broker.client.info("stats")["total_connections_received"]  # type: ignore[index]
+
+            found = [lengths.of(name) for name in ("wrong", "long", "nobodys", "long")]
+
+            assert found == [None, 3, 0, 3]
+            assert broker.client.info("stats")["total_connections_received"] == before  # type: ignore[index]
+            lengths.close()
+
+    def test_a_queue_from_which_messages_are_taken_is_served(self) -> None:
+        """What waits there is not counted, however much it is: one who waits behind it is not stuck."""
+        with Broker() as broker:
+            clock = FakeClock()
+            lengths = Lengths(an_app(broker.url), clock)
+            broker.client.rpush("long", *"abcdefg")
+
+            def later() -> int | None:
+                clock.advance(timedelta(seconds=1))
+                return lengths.unserved("long")
+
+            seen = [later(), later()]
+            broker.client.lpop("long")
+            at_once = lengths.unserved("long")  # what was seen less than a second ago is not asked for again
+            seen.append(later())
+            seen.append(lengths.unserved("long"))
+            seen.append(later())
+            broker.client.rpush("long", "h")
+            seen.append(later())
+
+            assert seen == [None, 7, None, None, 6, 7]
+            assert at_once == 7
+            lengths.close()
+
+    def test_one_that_is_closed_while_it_asks_leaves_no_connection(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A runtime is closed by one thread, while another one makes the tick's pass."""
+        lengths, ask, used = Lengths(an_app("memory://"), SystemClock()), Lengths._length, []
+
+        def closed_meanwhile(self: Lengths, connection: Any, queue: str) -> int | None:
+            self.close()
+            used.append(connection)
+            return ask(self, connection, queue)
+
+        monkeypatch.setattr(Lengths, "_length", closed_meanwhile)
+
+        assert lengths.of("long") == 0
+        assert [connection.connected for connection in used] == [False]
+
     def test_it_is_asked_again_after_a_while(self) -> None:
         """Five seconds after it could not be asked."""
         with Broker() as broker:
@@ -152,8 +209,11 @@ class TestLengths:
         assert os.waitpid(child, 0)[1] == 0
         lengths.close()
 
-    def test_the_runtime_asks_for_the_queue_that_a_knock_goes_to(self, tmp_path: Path) -> None:
+    def test_the_runtime_asks_for_the_queue_that_a_knock_goes_to(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """That is the app's to say; a router may send it anywhere."""
+        monkeypatch.setattr(brokers, "SEEN_SECONDS", 0.0)
         with Broker() as broker:
             app = Celery("lengths", broker=broker.url, set_as_current=False)
             app.conf.update(
@@ -164,8 +224,9 @@ class TestLengths:
             before = set_current(None)
             think = ThinkCelery(app)
             try:
-                assert think.runtime.waiting(knock(0)) == 3
-                assert think.runtime.waiting(knock(0, queue="own")) == 1
+                for queue, length in ((None, 3), ("own", 1)):
+                    assert think.runtime.waiting(knock(0, queue=queue)) is None  # it may be served
+                    assert think.runtime.waiting(knock(0, queue=queue)) == length
             finally:
                 think.close()
                 set_current(before)

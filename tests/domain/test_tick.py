@@ -357,14 +357,13 @@ class TestFullQueues:
             update(rows).where(rows.c.knock_at.is_not(None)).values(knock_at=t.clock.now(), knocks=UNASKED),
         )
         t.lose_messages()
-        asked, later = [], t.clock.now() + timedelta(seconds=2 * 2**UNASKED)
-        t.rt.waiting = lambda knock: asked.append(knock) or FULL
+        later = t.clock.now() + timedelta(seconds=2 * 2**UNASKED)
+        t.rt.waiting = lambda knock: FULL
 
         with statements(t.rt) as seen:
             tick.KINDS[kind](t.rt, 500)
 
         assert knocked(t) == []
-        assert len(asked) == 1  # the broker is asked once for a queue
         assert len([each for each in seen if each.startswith("UPDATE")]) == 1
         found = t.rt.db.read(
             lambda tx: tx.execute(
@@ -423,6 +422,43 @@ class TestFullQueues:
         tick.knock_missed_heads(t.rt, 500)
 
         assert knocked(t) == ["mine1"]
+
+    def test_a_queue_is_where_a_router_sends_the_message(self, t):
+        """Of two rows that name no queue, one may go to a full one, and the other not."""
+        for name in ("One", "Two"):
+            start(t.rt, lambda event, step: None, id=name, name=name)
+        rows = tables.workflows
+        change(t.rt, update(rows).values(knock_at=t.clock.now(), knocks=UNASKED))
+        t.lose_messages()
+        t.rt.waiting = lambda knock: FULL if knock.kwargs["workflow"] == "One" else 0
+
+        tick.KINDS["queued workflows"](t.rt, 500)
+
+        assert [knock.kwargs["workflow"] for knock in t._knocks] == ["Two"]
+
+    @pytest.mark.parametrize("kind", ["heads", "queued workflows", "jobs", "news", "agents to start"])
+    def test_a_broker_that_is_slow_to_tell_keeps_no_row_waiting(self, t, kind):
+        """Neither the one that it was asked for, nor those behind it; and in one pass it is asked for so long only."""
+        rows = OF_KIND[kind]
+        for number in range(3):
+            one_of_each(t, f"{number}")
+        change(
+            t.rt,
+            update(rows).where(rows.c.knock_at.is_not(None)).values(knock_at=t.clock.now(), knocks=UNASKED),
+        )
+        t.lose_messages()
+        asked = []
+
+        def ask_for_long(knock):
+            asked.append(knock)
+            t.clock.advance(timedelta(seconds=SECONDS + 0.01))
+            return 0
+
+        t.rt.waiting = ask_for_long
+        tick.KINDS[kind](t.rt, 500)
+
+        assert len(asked) == 1
+        assert len(t._knocks) == 3
 
     @pytest.mark.parametrize("kind", ["heads", "jobs"])
     def test_it_takes_no_more_of_a_pass_than_knocking_does(self, t, kind):

@@ -1,6 +1,7 @@
 """A pass over rows, as the tick makes it for each kind of work."""
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -21,7 +22,7 @@ ROWS, SECONDS = 500, 0.2
 """How many rows, or how long, one kind of work may take before it is the next one's turn."""
 
 FULL = 1000
-"""So many messages in a queue are enough: one more for a row that was knocked for would stand behind them."""
+"""So many messages in a queue are enough where nobody takes any: a worker that comes begins with these."""
 
 UNASKED = 3
 """So often the tick knocks for a row without asking how many messages wait, and each of these may be lost."""
@@ -49,10 +50,11 @@ def each_row(
         work: Returns how many rows it has changed, or whether it has changed this one.
         otherwise: Done for a row whose *work* has failed.
     """
-    done, until = 0, rt.clock.elapsed() + SECONDS
+    done, until = 0, math.inf
     for row in rows:
         if rt.clock.elapsed() > until:
             break
+        until = min(until, rt.clock.elapsed() + SECONDS)  # from the first one on: finding it may take long
         for attempt in (work, otherwise):
             if attempt is None:
                 continue
@@ -88,9 +90,9 @@ def worth_a_knock(
     """Those of these rows whose knock seems lost that one more message could help.
 
     What waits for a queue that no worker serves would fill the broker without an end, and the tick would do little
-    else. So a row that was knocked for some times is put off while its queue is full, all at once, as if it had been
-    knocked for; in a queue that a worker serves another message would stand behind these. When the count of its knocks
-    has doubled it is knocked for all the same: what fills the queue may be of others, and its own messages be lost.
+    else. So a row that was knocked for some times is put off while its queue is full and nothing is taken from it,
+    all at once, as if it had been knocked for. When the count of its knocks has doubled it is knocked for all the same:
+    what fills the queue may be of others, and its own messages be lost.
 
     Args:
         rt: The runtime.
@@ -99,12 +101,12 @@ def worth_a_knock(
         key: The name of the column that tells one from another.
         put_off: Puts rows of that kind off.
     """
-    full: dict[str | None, bool] = {}
+    until = rt.clock.elapsed() + SECONDS
     wanted: list[Any] = []
     behind = defaultdict[timedelta, list[Any]](list)
     for row in rows:
         has_doubled = row.knocks & (row.knocks - 1) == 0
-        if row.knocks >= UNASKED and not has_doubled and _is_full(rt, knock_for(row), full):
+        if row.knocks >= UNASKED and not has_doubled and _is_full(rt, knock_for(row), until):
             behind[knock_again_after(row.knocks, watched=rt.broker_is_watched)].append(row)
         else:
             wanted.append(row)
@@ -119,11 +121,10 @@ def worth_a_knock(
     return wanted
 
 
-def _is_full(rt: Runtime, knock: Knock, known: dict[str | None, bool]) -> bool:
-    if knock.queue not in known:
-        waiting = rt.waiting(knock)
-        known[knock.queue] = waiting is not None and waiting >= FULL
-    return known[knock.queue]
+def _is_full(rt: Runtime, knock: Knock, until: float) -> bool:
+    """Whether that many messages wait where it would go to; a broker that is slow to answer is asked no more."""
+    waiting = rt.waiting(knock) if rt.clock.elapsed() <= until else None
+    return waiting is not None and waiting >= FULL
 
 
 def _transact(rt: Runtime, work: Callable[..., int], *arguments: Any) -> int:
