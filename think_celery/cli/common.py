@@ -1,5 +1,6 @@
 """What the commands share: whose app, how to fail. How they print is in ``printing``, their options in ``options``."""
 
+import errno
 import os
 import shlex
 import sqlite3
@@ -14,10 +15,12 @@ from celery.app.utils import find_app
 
 from think_celery.app import ThinkCelery
 from think_celery.cli.options import App, through_celery
+from think_celery.cli.printing import print_what_can_be
 from think_celery.errors import ConfigurationError, InvalidValue, ThinkError
 from think_celery.memory import default_to_memory
 from think_celery.runtime import Runtime
 from think_celery.store.database import is_away
+from think_celery.wording import shown
 
 
 class Group(click.Group):
@@ -25,10 +28,20 @@ class Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        print_what_can_be()
         try:
             return super().invoke(ctx)
         except ThinkError as error:
             raise failure_of(error) from error
+        except UnicodeEncodeError as error:
+            text = f"What was given holds bytes that are no UTF-8: {shown(error.object)}. Write it in UTF-8."
+            raise Unusable(text) from error
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise Failure(
+                "The output can't be written: no space is left there. Name another place."
+            ) from error
         except Exception as error:
             if is_broken_file(error):
                 raise Unusable(_told_of_broken_file(ctx, error)) from error

@@ -13,6 +13,8 @@ from think_celery.domain.pages import MAX_PAGE
 from think_celery.durations import as_timedelta
 from think_celery.errors import InvalidDuration
 from think_celery.ids import AgentRef
+from think_celery.names import name_problem
+from think_celery.wording import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,8 +113,17 @@ class AgentName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             return value
         agent_class, _, name = str(value).partition(":")
         if not agent_class or not name:
-            self.fail(f"{value!r} is no CLASS:NAME, such as TriageAgent:issue-42.", param, ctx)
-        return AgentRef(agent_class, name)
+            self.fail(f"{shown(value)} is no CLASS:NAME, such as TriageAgent:issue-42.", param, ctx)
+        return _agent(agent_class, name)
+
+
+def _agent(agent_class: str, name: str) -> AgentRef:
+    """The agent of that class and name, which no database holds if they can't be ones."""
+    for what, given in (("class", agent_class), ("name", name)):
+        problem = name_problem(given, 200)
+        if problem is not None:
+            raise click.UsageError(f"No agent has the {what} {shown(given)}: {problem}.")
+    return AgentRef(agent_class, name)
 
 
 def agent_option(command: F) -> F:
@@ -130,7 +141,7 @@ def agent_argument(command: F) -> F:
 
     def agent_of(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> AgentRef:
         if len(given) == 2:
-            return AgentRef(*given)
+            return _agent(*given)
         if len(given) != 1:
             raise click.UsageError("Name one agent: CLASS:NAME, such as TriageAgent:issue-42.")
         return AgentName().convert(given[0], param, ctx)
@@ -141,7 +152,7 @@ def agent_argument(command: F) -> F:
 def agents_of(given: tuple[str, ...]) -> list[AgentRef]:
     """Several agents, each as ``CLASS:NAME``; or one, as ``CLASS NAME``."""
     if len(given) == 2 and not any(":" in word for word in given):
-        return [AgentRef(*given)]
+        return [_agent(*given)]
     return [AgentName().convert(word, None, None) for word in given]
 
 

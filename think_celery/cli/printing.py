@@ -25,6 +25,7 @@ for a table, each row is a block of lines. Elsewhere all is plain, whole and exa
 terminal as a control character.
 """
 
+import io
 import json
 import sys
 import unicodedata
@@ -67,6 +68,13 @@ _GAP = 2
 _clock = SystemClock()
 
 
+def print_what_can_be() -> None:
+    """Have what the encoding of the terminal or file lacks printed as an escape, in place of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 # --- for programs ---------------------------------------------------------------------------------
 
 
@@ -74,8 +82,8 @@ def print_json(value: Any) -> None:
     """Print one JSON document, indented."""
     text = json.dumps(value, ensure_ascii=False, indent=2, default=as_plain)
     try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair, or another encoding than UTF-8
         text = json.dumps(value, indent=2, default=as_plain)
     click.echo(text)
 

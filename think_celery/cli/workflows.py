@@ -98,7 +98,7 @@ def _pair(text: str) -> tuple[str, Any]:
         raise click.BadParameter(f"{text!r} is no KEY=JSON, such as order=7.", param_hint="--metadata")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value  # a text without its quotes
 
 
@@ -175,7 +175,7 @@ def send_event(
     """
     value = None if payload is None else _json(payload, "--payload")
     rt, given = runtime_of(app, database_url), Given(app, database_url)
-    reference = WorkflowRef(workflow, workflow_id) if workflow else find_ref(rt, workflow_id)
+    reference = domain.reference(workflow, workflow_id) if workflow else find_ref(rt, workflow_id)
     found = domain.get(rt, reference)
     if found is not None:
         _still_goes_on(found, given, "the event")
@@ -196,7 +196,7 @@ def send_event(
 def _json(text: str, option: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
         raise click.BadParameter(f"it is no JSON: {error}", param_hint=option) from None
 
 
