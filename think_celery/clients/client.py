@@ -33,6 +33,17 @@ class ThinkClient(WorkflowClient, JobClient):
         row = submissions.get(self._rt, submission_id)
         return None if row is None else as_submission(self._rt, row)
 
+    def list_submissions(
+        self, *, status: str | Sequence[str] | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[Submission]:
+        """The submissions of all agents, newest first: a page, whose ``cursor`` gives the next one.
+
+        Raises:
+            ValueError: A status is unknown, *limit* is not between 1 and 1000, or *cursor* can't be read.
+        """
+        found = submissions.find(self._rt, None, status=status, limit=limit, cursor=cursor)
+        return found.of(lambda row: as_submission(self._rt, row))
+
     def wait_for_submission(self, submission_id: str, timeout: Duration | None = None) -> Submission:
         """The submission once its turn has ended, at once if it has. Any process may wait for it.
 
@@ -59,6 +70,10 @@ class ThinkClient(WorkflowClient, JobClient):
         """
         cancel = submissions.intend_to_cancel if if_interrupted else submissions.cancel_by_id
         return cancel(self._rt, submission_id, reason)
+
+    def delete_submission(self, submission_id: str) -> bool:
+        """Delete an ended submission, and say whether there was one: see the agent's method of this name."""
+        return submissions.delete(self._rt, submission_id)
 
     # --- calls that wait --------------------------------------------------------------------------
 

@@ -100,6 +100,12 @@ class JobClient:
         """A fiber as it stands now; ``None`` if there is none of that id."""
         return fibers.inspect(self._rt, fiber_id)
 
+    def list_fibers(
+        self, *, status: str | Sequence[str] | None = None, limit: int = 100, cursor: str | None = None
+    ) -> Page[FiberRun]:
+        """The fibers of all agents, newest first: a page. Raises what :meth:`list_jobs` raises."""
+        return fibers.find(self._rt, status=status, limit=limit, cursor=cursor)
+
     def cancel_fiber(self, fiber_id: str, reason: str | None = None) -> bool:
         """End a fiber as aborted, and say whether this call did: see the agent's method of this name."""
         return fibers.cancel(self._rt, fiber_id, reason)
