@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from think_celery.errors import InvalidValue
+from think_celery.wording import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Debounce:
         fit = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if not fit or not math.isfinite(self.seconds) or not 0 < self.seconds <= 3600:
             raise InvalidValue(
-                f"Debounce(seconds={self.seconds!r}): it must be a number of seconds above 0, and at most 3600."
+                f"Debounce(seconds={shown(self.seconds)}): it must be a number of seconds above 0, and at most 3600."
             )
 
 

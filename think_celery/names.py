@@ -26,7 +26,11 @@ RESERVED = "think-"
 def name_problem(value: Any, longest: int, *, ascii_only: bool = False) -> str | None:
     """Why *value* is no name of at most *longest* characters; ``None`` if it is one."""
     if not isinstance(value, str):
-        such_as = f", such as '{value}'" if isinstance(value, int | UUID) else ""  # a row's primary key
+        such_as = (
+            f", such as '{value if isinstance(value, UUID) else shown(value)}'"
+            if isinstance(value, int | UUID)
+            else ""
+        )  # a row's primary key
         return f"it is of type {type(value).__name__}; pass a text{such_as}"
     if (
         1 <= len(value) <= longest

@@ -1,12 +1,13 @@
 """What a model may write, as JSON Schema, and what it wrote, as the type that was asked for."""
 
 import dataclasses
+import inspect
 import json
 import re
 from typing import Any, get_origin
 from weakref import WeakKeyDictionary
 
-from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchemaWarningKind
 from pydantic_core import core_schema
@@ -14,7 +15,7 @@ from pydantic_core import core_schema
 from think_celery.classes import find_loaded
 from think_celery.errors import InvalidValue, UnsupportedSchema
 from think_celery.jsontext import DECIMAL, MAX_PROBLEMS, JsonSchema, path_text, read_json, schema_problems
-from think_celery.wording import agree
+from think_celery.wording import a_type, agree, shown
 
 
 class PlainJsonSchema(GenerateJsonSchema):
@@ -86,7 +87,7 @@ def _output_schema(output: Any) -> dict[str, Any]:
 
 def type_text(kind: Any) -> str:
     """A type as one would write it: ``Draft``, ``list[str]``."""
-    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else repr(kind)
+    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else shown(kind)
 
 
 def loaded_output(stored: str | None, schema: JsonSchema) -> type | None:
@@ -201,19 +202,61 @@ def as_type(kind: Any, value: Any, what: str) -> Any:
     Raises:
         InvalidValue: It does not fit, or *kind* is no type that can be checked.
     """
-    name = type_text(kind)
+    check_type(kind, what)
     try:
-        return TypeAdapter(kind).validate_python(value)
+        made = TypeAdapter(kind).validate_python(value)
+        problems = _misfits(kind, value)
     except ValidationError as error:
-        problems = "; ".join(validation_problems(error))
+        problems = validation_problems(error)
+    if problems:
         raise InvalidValue(
-            f"{what} {agree(what, 'does', 'do')} not fit {name}: {problems}. Pass what the type asks for."
-        ) from error
+            f"{what} {agree(what, 'does', 'do')} not fit {type_text(kind)}: {'; '.join(problems)}. "
+            "Pass what the type asks for."
+        )
+    return made
+
+
+def check_type(kind: Any, what: str) -> None:
+    """Make sure that *kind* is a type that :func:`as_type` can check values against.
+
+    Raises:
+        InvalidValue: It is not.
+    """
+    problem = None
+    try:
+        if isinstance(kind, str) or inspect.isroutine(kind):  # a name to be resolved; a call to be checked
+            problem = f"it is {a_type(kind)}, and no type"
+        else:
+            TypeAdapter(kind)
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+        problem = error.message
+    except Exception as error:  # what is no type at all may raise anything
+        problem = f"it is {a_type(kind)}, and no type: {type(error).__name__}"
+    if problem is not None:
         raise InvalidValue(
-            f"{what} can't be checked against {name} ({error.message}). Use a pydantic model, a dataclass, a "
+            f"{what} can't be checked against {type_text(kind)} ({problem}). Use a pydantic model, a dataclass, a "
             "TypedDict or a plain type."
-        ) from error
+        )
+
+
+def _misfits(kind: Any, value: Any) -> list[str]:
+    """What of the dataclasses in *value* does not fit: they check nothing when they are made, nor does pydantic then.
+
+    Where they have no configuration of their own, that of the type around them is theirs. What comes of it is thrown
+    away: making one anew calls its ``__post_init__`` again. It has all its fields: what seems to be missing is an
+    ``InitVar``.
+    """
+    try:
+        TypeAdapter(tuple[kind], config=_AGAIN).validate_python((value,))
+    except ValidationError as error:
+        found = [each for each in _all_errors(error) if each["type"] != "missing"]
+        return [_problem({**each, "loc": each["loc"][1:]}) for each in found]
+    except Exception:  # a __post_init__ that can't be called twice
+        return []
+    return []
+
+
+_AGAIN = ConfigDict(revalidate_instances="always")
 
 
 def as_plain(kind: Any, value: Any) -> Any:

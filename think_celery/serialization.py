@@ -52,6 +52,12 @@ def dumps(value: Any, *, what: str, limit: int | None = None) -> str:
         text = _to_text(_encode(value, what, 0))
     except RecursionError:
         raise _too_deep(what) from None
+    except NotSerializable:
+        raise
+    except Exception as error:  # of code of the user's: a time zone, a property
+        raise NotSerializable(
+            what, f"reading it raised {type(error).__name__}", "Return plain values, read before."
+        ) from error
     if limit is not None and len(text) > limit:
         raise PayloadTooLarge(what, len(text), limit)
     return text

@@ -177,5 +177,5 @@ def class_name(agent_class: Any) -> str | None:
     """
     name = getattr(agent_class, "agent_class", agent_class)
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"agent_class is {agent_class!r}; pass an agent class, or the name of one.")
+        raise TypeError(f"agent_class is {shown(agent_class)}; pass an agent class, or the name of one.")
     return name

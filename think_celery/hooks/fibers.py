@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, Literal, get_args
 
 from think_celery.errors import InvalidValue
-from think_celery.wording import a_type
+from think_celery.wording import a_type, shown
 
 FiberDecision = Literal["completed", "error", "aborted", "interrupted", "retry"]
 
@@ -62,7 +62,7 @@ class FiberRecovery:
     def __post_init__(self) -> None:
         if self.status not in get_args(FiberDecision):
             raise InvalidValue(
-                f"FiberRecovery(status={self.status!r}): it must be one of {', '.join(get_args(FiberDecision))}."
+                f"FiberRecovery(status={shown(self.status)}): it must be one of {', '.join(get_args(FiberDecision))}."
             )
         error: object = self.error
         if not isinstance(error, str | None):

@@ -11,6 +11,7 @@ from think_celery.messages import Messages, UIMessage, as_messages
 from think_celery.runtime import Runtime
 from think_celery.store import messages as message_rows
 from think_celery.store.database import Tx
+from think_celery.wording import shown
 
 Mode = Literal["upsert", "append"]
 
@@ -26,7 +27,7 @@ def persist(rt: Runtime, agent: AgentRef, given: Messages, mode: Mode) -> list[s
     """
     store: Any = {"upsert": message_rows.upsert, "append": message_rows.append}
     if not isinstance(mode, str) or mode not in store:
-        raise InvalidValue(f"mode={mode!r}: it must be 'upsert' or 'append'.")
+        raise InvalidValue(f"mode={shown(mode)}: it must be 'upsert' or 'append'.")
     messages = as_messages(given)
     stored = [message.to_dict() for message in messages]
     serialization.check_size("the messages", stored, rt.settings.max_payload)

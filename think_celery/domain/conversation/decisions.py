@@ -21,6 +21,7 @@ from think_celery.store import messages as message_rows
 from think_celery.store import submissions as submission_rows
 from think_celery.store.database import Tx
 from think_celery.tools import dump_result
+from think_celery.wording import shown
 
 logger = logging.getLogger("think_celery.interactions")
 
@@ -161,7 +162,9 @@ def _decide(
 def _find(tx: Tx, agent: AgentRef | None, which: str, kind: Kind) -> Any:
     row = _look(tx, agent, which) if can_be_a_name(which, 200) else None
     if row is None:
-        raise InteractionNotFound(None if agent is None else str(agent), str(which)[:200])
+        raise InteractionNotFound(
+            None if agent is None else str(agent), (which if isinstance(which, str) else shown(which))[:200]
+        )
     if row.kind != kind:
         problem = "it needs no approval" if row.kind == "client" else "no client answers it"
         raise InteractionMismatch(row.tool_call_id, problem, _REMEDY[row.kind])

@@ -7,6 +7,7 @@ from think_celery.clock import can_be_told
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import InvalidDuration, InvalidSchedule, InvalidValue
 from think_celery.recurrence import LONGEST_TEXT, SHORTEST, Recurrence, Timezone, parse
+from think_celery.wording import shown
 
 When = datetime | timedelta | float | int | str
 
@@ -49,8 +50,8 @@ def read_when(
         return _recurring(parse(when, timezone=timezone, **zones), when)
     if timezone is not None:
         raise InvalidValue(
-            f"timezone={timezone!r}: only a cron text or schedule words have a time zone, and when={when!r} names an "
-            "instant or a delay. Leave timezone out."
+            f"timezone={shown(timezone)}: only a cron text or schedule words have a time zone, and "
+            f"when={shown(when)} names an instant or a delay. Leave timezone out."
         )
     if isinstance(when, datetime):
         if when.utcoffset() is None:

@@ -29,6 +29,7 @@ from think_celery.names import name_problem
 from think_celery.states import StepStatus
 from think_celery.store import events, steps
 from think_celery.store.database import Tx
+from think_celery.wording import shown
 
 GATHER, ANY = "gather", "any"
 
@@ -97,7 +98,7 @@ def check(replay: Replay, step: str, handles: Sequence[Any]) -> None:
             call = "gather(*handles)" if step == GATHER else "wait_any(*waits)"
             raise StepMisuse(step, f"it got a {type(each).__name__}. Pass them one by one: step.{call}.")
         if not isinstance(each, Open):
-            raise StepMisuse(step, f"{each!r} is no handle. start_prompt returns one.")
+            raise StepMisuse(step, f"{shown(each)} is no handle. start_prompt returns one.")
         if each.replay is not replay:
             raise StepMisuse(
                 step,
@@ -227,7 +228,7 @@ def _check_waits(name: str, waits: Sequence[str | Open]) -> None:
     for each in waits:
         problem = name_problem(each, 200) if isinstance(each, str) else None
         if problem is not None:
-            raise StepMisuse(name, f"{each!r} is no type of an event: {problem}.")
+            raise StepMisuse(name, f"{shown(each)} is no type of an event: {problem}.")
         if isinstance(each, str):
             refuse_duration(name, each, "a type of an event", "timeout=.")
     labels = [_label(each) for each in waits]

@@ -37,6 +37,7 @@ from think_celery.retries import Retry, check_retry
 from think_celery.states import StepStatus
 from think_celery.store import leases, steps
 from think_celery.store.database import TransactionEnded, Tx
+from think_celery.wording import shown
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -66,8 +67,9 @@ def do(
     seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
     problem = None if queue is None else name_problem(queue, 200)
     if problem is not None:
-        raise StepMisuse(name, f"queue={queue!r}, the name of a Celery queue: {problem}.")
+        raise StepMisuse(name, f"queue={shown(queue)}, the name of a Celery queue: {problem}.")
     tries = _retry_of(name, retry)
+    _check_output(name, output)
     asked = replay.ask(name, "do")
 
     def once(attempt: int) -> Any:
@@ -100,6 +102,7 @@ def transaction(
     if not _takes(name, function):
         raise StepMisuse(name, "the function of step.transaction takes one argument: the connection.")
     tries = _retry_of(name, retry)
+    _check_output(name, output)
     asked = replay.ask(name, "transaction")
     return tried(replay, asked, tries, output, lambda _: _in_transaction(replay, asked, function, output))
 
@@ -120,6 +123,15 @@ def _retry_of(name: str, retry: object) -> Retry:
     except TypeError as error:
         raise StepMisuse(name, str(error)) from None
     return retry if isinstance(retry, Retry) else USUAL
+
+
+def _check_output(name: str, output: Any) -> None:
+    """Make sure, before the step has an effect, that *output* is a type."""
+    try:
+        if output is not None:
+            schemas.check_type(output, "the result")
+    except InvalidValue as error:
+        raise StepMisuse(name, f"output={shown(output)}: {error}") from None
 
 
 def tried(
@@ -360,7 +372,9 @@ def _takes(name: str, function: Callable[..., Any]) -> bool:
         AsyncNotSupported: It is an ``async def``.
     """
     if not callable(function):
-        raise StepMisuse(name, f"{function!r} is no function. Pass one that takes nothing, such as a lambda.")
+        raise StepMisuse(
+            name, f"{shown(function)} is no function. Pass one that takes nothing, such as a lambda."
+        )
     if inspect.iscoroutinefunction(function):
         raise AsyncNotSupported(f"The function of step {name!r}")
     if isinstance(function, FunctionType) and not function.__dict__:

@@ -40,6 +40,7 @@ from think_celery.store import events, outbox, steps
 from think_celery.store import submissions as submission_rows
 from think_celery.store.control import PROMPT as SUBMIT
 from think_celery.store.database import Tx
+from think_celery.wording import shown
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -94,11 +95,15 @@ def ready(
     """A prompt that may be submitted. Raises what ``Step.prompt`` raises for what is unfit, and nothing is recorded."""
     replay.check(name)
     if key is not None and (not isinstance(key, str) or not key):
-        raise StepMisuse(name, f"key={key!r}: a key is a text that is not empty, such as an item's id.")
-    if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
-        raise StepMisuse(name, f"max_steps={max_steps!r}: it must be a whole number, 1 or more.")
+        raise StepMisuse(name, f"key={shown(key)}: a key is a text that is not empty, such as an item's id.")
+    if max_steps is not None and (
+        isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 1
+    ):
+        raise StepMisuse(name, f"max_steps={shown(max_steps)}: it must be a whole number, 1 or more.")
     if isinstance(output_retries, bool) or not isinstance(output_retries, int) or output_retries < 0:
-        raise StepMisuse(name, f"output_retries={output_retries!r}: it must be a whole number, 0 or more.")
+        raise StepMisuse(
+            name, f"output_retries={shown(output_retries)}: it must be a whole number, 0 or more."
+        )
     if (name, key) in replay.prompts:
         raise DuplicateStep(name, replay.workflow.workflow_id)
     whom = asked_agent(replay, name, agent)

@@ -17,6 +17,7 @@ from think_celery.names import RESERVED, name_problem
 from think_celery.states import StepStatus
 from think_celery.store import steps
 from think_celery.store.database import Tx
+from think_celery.wording import shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ def send_event(replay: Replay, type: str, payload: Any) -> None:
     if problem is None and type.startswith(RESERVED):
         problem = f"what begins with {RESERVED!r} is the engine's own"
     if problem is not None:
-        raise StepMisuse("send-event", f"type={type!r}, an event's type: {problem}.")
+        raise StepMisuse("send-event", f"type={shown(type)}, an event's type: {problem}.")
     asked = replay.ask("send-event", "report")
     _report(replay, asked, f"event:{asked.ref.step}", {"type": type, "payload": payload})
 

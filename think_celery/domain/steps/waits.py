@@ -13,7 +13,7 @@ from typing import Any
 
 from think_celery import serialization
 from think_celery.domain.workflows.journal import Asked, Failure, failure_of, own_failure
-from think_celery.domain.workflows.replay import MAX_STEP_NAME, Replay
+from think_celery.domain.workflows.replay import MAX_STEP_NAME, Replay, step_told
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
     InvalidApproval,
@@ -27,6 +27,7 @@ from think_celery.names import name_problem
 from think_celery.states import StepStatus
 from think_celery.store import events, steps
 from think_celery.store.database import Tx
+from think_celery.wording import shown
 
 APPROVAL = "approval"
 END_OF_TIME = datetime(9999, 1, 1, tzinfo=UTC)
@@ -82,15 +83,15 @@ def refuse_duration(step: str, given: object, what: str, instead: str) -> None:
     if isinstance(given, str | timedelta | int | float):
         with suppress(InvalidDuration):
             as_timedelta(given)
-            shown = str(given)[:MAX_STEP_NAME]
             raise StepMisuse(
-                step, f"{shown!r} is {what} here, and reads as a span of time. Pass that as {instead}"
+                step,
+                f"{str(given)[:MAX_STEP_NAME]!r} is {what} here, and reads as a span of time. Pass that as {instead}",
             )
 
 
 def _check(replay: Replay, name: Any, instead: str = 'timeout=, such as timeout="3 days".') -> None:
     """Make sure that a wait of that name may be asked for here, and that the name is not meant as its span."""
-    refuse_duration(str(name)[:MAX_STEP_NAME], name, "the step's name", instead)
+    refuse_duration(step_told(name), name, "the step's name", instead)
     replay.check(name)
 
 
@@ -102,7 +103,7 @@ def wait_for_event(replay: Replay, name: str, type: str, timeout: Duration | Non
     _check(replay, name)
     problem = name_problem(type, 200)
     if problem is not None:
-        raise StepMisuse(name, f"type={type!r}, an event's type: {problem}.")
+        raise StepMisuse(name, f"type={shown(type)}, an event's type: {problem}.")
     span = None if timeout is None else as_timedelta(timeout, "timeout")
     asked = replay.ask(name, "event")
     text = replay.recorded(asked) or wait(replay, asked, Wait(event_type=type, timeout=span))
@@ -175,7 +176,7 @@ def sleep_until(replay: Replay, name: str, when: datetime) -> None:
     if not isinstance(when, datetime) or when.utcoffset() is None:
         raise StepMisuse(
             name,
-            f"when={when!r} is no instant: it must be a datetime with a time zone, such as "
+            f"when={shown(when)} is no instant: it must be a datetime with a time zone, such as "
             'datetime(2027, 3, 1, 9, tzinfo=ZoneInfo("Europe/Paris")).',
         )
     if when >= END_OF_TIME:

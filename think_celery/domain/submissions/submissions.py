@@ -28,7 +28,7 @@ from think_celery.states import SubmissionStatus, TurnKind, is_terminal
 from think_celery.store import counts, heads, outbox, submissions, usage
 from think_celery.store import lines as line_rows
 from think_celery.store.database import Tx
-from think_celery.wording import a_type
+from think_celery.wording import a_type, shown
 
 logger = logging.getLogger("think_celery.submissions")
 
@@ -236,7 +236,9 @@ def check_names(idempotency_key: Any, submission_id: Any) -> None:
     """
     for name, value in (("idempotency_key", idempotency_key), ("submission_id", submission_id)):
         if value is not None and not isinstance(value, str):
-            raise TypeError(f"{name} is {value!r}, {a_type(value)}; pass a text, such as {name}='{value}'.")
+            raise TypeError(
+                f"{name} is {shown(value)}, {a_type(value)}; pass a text, such as {name}='evt-1'."
+            )
     if idempotency_key is not None:
         check_name("idempotency_key", idempotency_key, MAX_KEY, reserved=True)
     if submission_id is not None:

@@ -36,6 +36,7 @@ from think_celery.signals import AbortSignal
 from think_celery.states import StepStatus
 from think_celery.store import leases, steps, workflows
 from think_celery.store.database import Tx
+from think_celery.wording import shown
 
 logger = logging.getLogger("think_celery.workflows")
 
@@ -134,16 +135,16 @@ class Replay:
             StepMisuse: Within another step's function, or from another thread; or the name is unfit.
             Suspend: The pass has stopped.
         """
-        outer = inside.get()
+        outer, told = inside.get(), step_told(name)
         if outer is not None:
             raise StepMisuse(
-                str(name)[:MAX_STEP_NAME],
+                told,
                 f"it was asked for inside the function of step {outer!r}. A step can't hold another: what it would "
                 "record has no place of its own. Call it in run(), before or after that step.",
             )
         if threading.get_ident() != self.thread:
             raise StepMisuse(
-                str(name)[:MAX_STEP_NAME],
+                told,
                 "it was asked for in another thread than the one of run(). Steps are recorded in the order of "
                 "run()'s own calls; start threads inside a step's function instead.",
             )
@@ -151,7 +152,7 @@ class Replay:
             self.suspend()
         problem = name_problem(name, MAX_STEP_NAME)
         if problem is not None:
-            raise StepMisuse(str(name)[:MAX_STEP_NAME], f"that is no name of a step: {problem}.")
+            raise StepMisuse(told, f"that is no name of a step: {problem}.")
 
     def ask(self, name: str, kind: str) -> Asked:
         """The journal's entry for the step that the code asks for.
@@ -320,6 +321,11 @@ class Replay:
             clock.sleep(min(left, _SLICE_SECONDS), self.hold.signal)
 
 
+def step_told(name: Any) -> str:
+    """What was given as a step's name, for an error."""
+    return (name if isinstance(name, str) else shown(name))[:MAX_STEP_NAME]
+
+
 def asked_agent(replay: Replay, step: str, agent: Any) -> AgentRef:
     """Which agent is meant: the workflow's own, a handle's, or that of a class and a name.
 
@@ -338,5 +344,6 @@ def asked_agent(replay: Replay, step: str, agent: Any) -> AgentRef:
             return AgentRef(str(class_name), name)
     raise StepMisuse(
         step,
-        f"agent={agent!r} is no agent. Pass a handle, such as Reviewer('r1'), or its class and name: (Reviewer, 'r1').",
+        f"agent={shown(agent)} is no agent. Pass a handle, such as Reviewer('r1'), or its class and name: "
+        "(Reviewer, 'r1').",
     )

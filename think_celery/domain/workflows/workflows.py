@@ -73,7 +73,7 @@ def start(
         ValueError: *on_conflict* or the id is unfit.
     """
     if on_conflict not in ("return", "raise"):
-        raise InvalidValue(f'on_conflict={on_conflict!r}: it must be "return" or "raise".')
+        raise InvalidValue(f'on_conflict={shown(on_conflict)}: it must be "return" or "raise".')
     new = check(rt, agent, workflow, params, metadata)
     ref = reference(new.name, workflow_id if workflow_id is not None else new_workflow_id())
 
