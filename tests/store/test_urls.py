@@ -54,14 +54,33 @@ def test_a_sqlite_path_stays_the_same_when_the_process_changes_its_directory(tmp
 
 
 def test_the_url_has_the_last_word_on_what_the_driver_is_told():
-    """Connecting gives up after 10 s and shows a name in pg_stat_activity, unless the URL says otherwise."""
+    """Connecting gives up after 10 s, a silent server is given up, and a name is in pg_stat_activity, unless the
+    URL says otherwise."""
+    silence = {
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 25_000,
+    }
     assert driver_arguments(checked_url("postgresql://h/db")) == {
         "connect_timeout": 10,
         "application_name": "think_celery",
+        **silence,
     }
-    assert driver_arguments(checked_url("postgresql://h/db?connect_timeout=3")) == {
-        "application_name": "think_celery"
+    assert driver_arguments(checked_url("postgresql://h/db?connect_timeout=3&tcp_user_timeout=0")) == {
+        "application_name": "think_celery",
+        **{name: value for name, value in silence.items() if name != "tcp_user_timeout"},
     }
+
+
+def test_the_driver_takes_what_it_is_told(postgres_url):
+    """The limits for a silent server are those of the connections that are made."""
+    db = Database(postgres_url, SystemClock())
+    with db.engine.connect() as conn:
+        told = conn.connection.driver_connection.info.get_parameters()
+
+    assert (told["keepalives_idle"], told["tcp_user_timeout"]) == ("10", "25000")
+    db.dispose()
 
 
 def test_a_missing_driver_names_the_extra_to_install(monkeypatch):
