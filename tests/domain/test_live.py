@@ -322,6 +322,34 @@ class TestFrames:
         assert [e.type for e in events] == ["text-delta", "snapshot", "done"]
         assert said(events) == "stored"
 
+    def test_what_was_told_whole_is_not_told_again(self, quick, agent):
+        """The log has lost no more than the end of the turn: that is told, and the text not a second time."""
+        ids = {"submission_id": self.done.submission_id, "message_id": self.done.message_id}
+        following = listen(quick, agent)
+        frame(quick, agent, 1, delta("sto"), **ids)
+        frame(quick, agent, 2, delta("red"), **ids)
+
+        assert [(e.type, e.text) for e in islice(following, 3)] == [
+            ("text-delta", "sto"),
+            ("text-delta", "red"),
+            ("done", ""),
+        ]
+
+    def test_frames_that_come_after_what_is_stored(self, quick, agent, monkeypatch):
+        """They were long on their way, and begin at the beginning: what was told before is void."""
+        ids = {"submission_id": self.done.submission_id, "message_id": self.done.message_id}
+        monkeypatch.setattr(listening, "_ended", lambda *_: None)  # as a turn that runs
+        quick.rt.events.forget(agent._ref.id)
+        following = listen(quick, agent, self.done.submission_id)
+        told = [next(following)]
+        for n, text in enumerate(("sto", "red"), 1):
+            frame(quick, agent, n, delta(text), **ids)
+        frame(quick, agent, 3, {"type": "done", "status": "completed"}, **ids)
+        told += following
+
+        assert [e.type for e in told] == ["snapshot", "reset", "text-delta", "text-delta", "done"]
+        assert said(told) == "stored"
+
     def test_a_trimmed_log(self, quick, agent):
         """A cursor below the edge gets a new snapshot, never silence."""
         submission = agent.submit_messages("More")

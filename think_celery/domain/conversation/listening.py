@@ -1,8 +1,9 @@
 """Following an agent, or one of its turns, while it happens."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 from think_celery.domain.conversation import conversation
 from think_celery.domain.conversation.live import (
@@ -13,6 +14,7 @@ from think_celery.domain.conversation.live import (
     LiveEvent,
     state_event,
 )
+from think_celery.domain.conversation.seen import Seen
 from think_celery.errors import InsideTransaction, SubmissionNotFound
 from think_celery.ids import AgentRef
 from think_celery.messages import UIMessage, load_parts
@@ -24,14 +26,9 @@ from think_celery.store import agents, heads, submissions
 
 POLL_SECONDS = 0.05
 SILENCE_SECONDS = 5.0
-"""How long nothing is heard of a turn before the database is asked whether it has ended."""
-
-LATE_SECONDS = 1.0
-"""How long the frames of a turn that has begun may be on their way, before what is stored is told instead."""
+"""How long nothing is heard of a turn before the database is asked whether it has ended, and what it has said."""
 
 _AT_ONCE = float("-inf")
-
-Value = TypeVar("Value")
 
 
 def listen(rt: Runtime, agent: AgentRef, submission_id: str | None = None) -> Iterator[LiveEvent]:
@@ -63,7 +60,7 @@ class _Listener:
     def __init__(self, rt: Runtime, agent: AgentRef, only: str | None) -> None:
         """*only* is the submission that is followed to its end, and alone."""
         self._rt, self._agent, self._only = rt, agent, only
-        self._seen, self._about = _Seen(), _About()
+        self._seen, self._about = Seen(), _About()
         self._ends = _Ends(rt, agent) if only is None else None
         self._ask_at: dict[str, float] = {}  # of each turn that has not ended: unless it is heard of before
         self._owed: set[str] = set()  # of these, those whose text is told then, too
@@ -125,9 +122,12 @@ class _Listener:
             return
         if news == "gap":
             yield from self._catch_up(turn)
+        elif news == "anew":
+            yield replace(event, type="reset", text="", data={"type": "reset"})
         if not self._seen.has_ended(turn):
             self._owed.discard(turn)
             self._ask_at[turn] = self._rt.clock.elapsed() + SILENCE_SECONDS
+            self._seen.tell(frame)
             yield event
 
     def _not_heard_of(self) -> Iterator[LiveEvent]:
@@ -164,16 +164,17 @@ class _Listener:
             found = _back_to_its_beginning(self._rt.events.back(self._agent.id, self._cursor), row)
             if not found and turn not in self._owed:  # where the log is in order, they are on their way
                 self._owed.add(turn)
-                self._ask_at[turn] = self._rt.clock.elapsed() + LATE_SECONDS
+                self._ask_at[turn] = self._rt.clock.elapsed() + SILENCE_SECONDS
                 return
         self._owed.discard(turn)
-        if not found or not _Seen().takes_all(found):
+        if not found or not Seen().takes_all(found):
             yield from self._stored(turn)
         else:
             for frame in found:
                 yield from self._take_of_turn(frame)
 
     def _stored(self, turn: str) -> list[LiveEvent]:
+        """The answer as it is stored; nothing, where all of it was told."""
         return self._seen.look(_snapshot(self._rt, self._agent, turn))
 
     def _end(self, done: LiveEvent) -> LiveEvent:
@@ -285,72 +286,6 @@ def _of_no_turn(event: dict[str, Any], text: str = "") -> LiveEvent:
     return LiveEvent(
         type=str(event.get("type")), submission_id=NO_TURN, message_id=NO_MESSAGE, text=text, data=event
     )
-
-
-class _Recent(dict[str, Value]):
-    """Keeps the last thousand keys."""
-
-    KEPT = 1000
-
-    def __setitem__(self, key: str, value: Value) -> None:
-        super().__setitem__(key, value)
-        if len(self) > self.KEPT:
-            del self[next(iter(self))]
-
-
-class _Seen:
-    """What a reader has seen of each message: the highest token, and the last number under it."""
-
-    def __init__(self) -> None:
-        self._last: _Recent[tuple[int, int]] = _Recent()
-        self._unsure: _Recent[None] = _Recent()
-        self._ended: _Recent[None] = _Recent()
-
-    def take(self, frame: Frame) -> Literal["old", "next", "gap"]:
-        """``old``: drop the frame, its writer lost its lease. ``gap``: frames before it are missing."""
-        if frame.submission_id in self._ended:
-            return "old"
-        message_id, known = frame.message_id, self.knows(frame.message_id)
-        token, n = self._last.get(message_id, (frame.token, 0))
-        if frame.token < token or (frame.token == token and frame.n <= n):
-            return "old"
-        self._last[message_id] = (frame.token, frame.n)
-        if frame.event.get("type") == RESTORED:
-            self._unsure.pop(message_id, None)
-            return "next"
-        if frame.first <= (n + 1 if frame.token == token else 1):
-            return "next"
-        told = message_id in self._unsure and not known  # what is stored was told just now
-        self._unsure[message_id] = None
-        return "next" if told else "gap"
-
-    def takes_all(self, frames: Iterable[Frame]) -> bool:
-        """Whether nothing is missing between these."""
-        return all(self.take(frame) != "gap" for frame in frames)
-
-    def knows(self, message_id: str) -> bool:
-        """Whether frames of the message were seen."""
-        return message_id in self._last
-
-    def look(self, stored: Iterable[LiveEvent]) -> list[LiveEvent]:
-        """Take in messages as they are stored: what frames have yet to say of one may be in it already."""
-        found = list(stored)
-        for event in found:
-            self._unsure[event.message_id] = None
-        return found
-
-    def is_unsure(self, message_id: str) -> bool:
-        """Whether something of the message as it is shown may be missing, or be there twice."""
-        return message_id in self._unsure
-
-    def end(self, submission_id: str, message_id: str) -> None:
-        """Nothing of that turn is news any more. Another one may go on in the same message."""
-        self._unsure.pop(message_id, None)
-        self._ended[submission_id] = None
-
-    def has_ended(self, submission_id: str) -> bool:
-        """Whether its end was told."""
-        return submission_id in self._ended
 
 
 def _as_event(frame: Frame) -> LiveEvent:
