@@ -157,7 +157,7 @@ class Stand:
         end = time.monotonic() + PATIENCE
         while not (found := true()):
             assert time.monotonic() < end, f"not {what}\n{self.report()}"
-            time.sleep(0.02)
+            time.sleep(0.05)
         return found
 
     @staticmethod

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -199,21 +199,25 @@ _fork, _waitpid, _select = os.fork, os.waitpid, select.select
 def serve() -> None:
     """Fork what is ordered on standard input and tell of births and deaths, until the input ends."""
     _import_everything()
-    children: set[int] = set()
+    children: dict[int, int] = {}  # by the descriptor that says when one has ended
     buffer = b""
     while True:
-        if _select([0], [], [], 0.01)[0]:
+        ready = _select([0, *children], [], [])[0]
+        for descriptor in ready:
+            if descriptor:
+                _bury(children, descriptor)
+        if 0 in ready:
             data = os.read(0, 65536)
             if not data:
                 break
             *orders, buffer = (buffer + data).split(b"\n")
             for order in orders:
-                children.add(_bear(json.loads(order)))
-        _reap(children)
-    for pid in children:
+                pid = _bear(json.loads(order), children)
+                children[os.pidfd_open(pid)] = pid
+    for pid in children.values():
         os.kill(pid, signal.SIGKILL)
     while children:
-        _reap(children)
+        _bury(children, _select(list(children), [], [])[0][0])
 
 
 def _import_everything() -> None:
@@ -230,12 +234,14 @@ def _import_everything() -> None:
     gc.freeze()  # a child's collector leaves these objects, and so their pages, alone
 
 
-def _bear(order: dict[str, Any]) -> int:
+def _bear(order: dict[str, Any], siblings: Iterable[int]) -> int:
     pid = _fork()
     if pid:
         _tell({"number": order["number"], "pid": pid})
         return pid
     try:
+        for descriptor in siblings:
+            os.close(descriptor)
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -256,12 +262,11 @@ def _bear(order: dict[str, Any]) -> int:
     os._exit(code)
 
 
-def _reap(children: set[int]) -> None:
-    for pid in list(children):
-        found, status = _waitpid(pid, os.WNOHANG)
-        if found:
-            children.discard(pid)
-            _tell({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+def _bury(children: dict[int, int], descriptor: int) -> None:
+    pid = children.pop(descriptor)
+    os.close(descriptor)
+    status = _waitpid(pid, 0)[1]
+    _tell({"pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
 
 def _tell(news: dict[str, Any]) -> None:

@@ -128,7 +128,7 @@ class Stage:
         *,
         what: str,
         feed: bool = False,
-        every: float = 0.02,
+        every: float = 0.05,
     ) -> float:
         """Wait until *true*, and return the time then. That many seconds of a free machine are allowed."""
         began = time.monotonic()

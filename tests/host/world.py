@@ -33,7 +33,7 @@ def until(true: Callable[[], Any], what: Any = "", seconds: float = SECONDS) -> 
     end_at = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < end_at, f"not after {seconds} s: {what() if callable(what) else what}"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found
 
 
