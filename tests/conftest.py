@@ -63,9 +63,15 @@ OTHER_POOLS = {"threads", "gevent", "solo"}
 """Of a test in each pool that with prefork is run on any server: what pools do differently is the same on all."""
 
 
+ON_THEIR_OWN = ("tests/doors/test_demo", "tests/test_compose")
+"""Files whose programs need no server, or start the same workers as others do."""
+
+
 def asks_the_server(item: pytest.Item) -> bool:
     """Whether another build of a server might do differently there: rules that rest on others' statements may not."""
     file = item.nodeid.partition("::")[0].removesuffix(".py")
+    if file.startswith(ON_THEIR_OWN):
+        return False
     if file.startswith("tests/crash/") and not file.endswith(("every_pool", "lost_messages")):
         return False  # their broker is in memory, and what they leave are rows
     call = getattr(item, "callspec", None)

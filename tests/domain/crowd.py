@@ -105,11 +105,15 @@ def drain(rt: Runtime, knocks: Any) -> None:
 
 
 def wait_for_lock(rt: Runtime) -> None:
-    """Until somebody waits for a lock in this database, which is a PostgreSQL."""
+    """Until somebody waits for a lock in this database, which is a PostgreSQL.
+
+    Each look is a transaction of its own, also within a caller's: one transaction sees the same activity all along.
+    """
     query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     for _ in range(1000):
-        if rt.db.read(lambda tx: tx.conn.exec_driver_sql(query).first()):
-            return
+        with rt.db.engine.connect() as conn:
+            if conn.exec_driver_sql(query).first():
+                return
         threading.Event().wait(0.005)
     raise AssertionError("nobody waits")
 
