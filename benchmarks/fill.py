@@ -152,8 +152,8 @@ def nobodys_queue(scene: Scene) -> str:
     return f"{scene.queue}-nobody"
 
 
-SETTLED_KNOCKS = 8
-"""From then on the tick knocks every five minutes."""
+SETTLED_KNOCKS = 9
+"""From the eighth on the tick knocks every five minutes; at each power of two, whatever waits in the queue."""
 
 _FIVE_MINUTES = "(random() * 300000000)::bigint"
 
