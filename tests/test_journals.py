@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 
 from tests.doors.commands import own_runtime, run
 from tests.journals import record
@@ -74,7 +73,9 @@ def change(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
 def everything(t: ThinkTest) -> dict[str, list[Any]]:
     """All rows of the database."""
     tables = metadata.sorted_tables
-    return t.rt.db.read(lambda tx: {each.name: list(tx.execute(select(each))) for each in tables})
+    return t.rt.db.read(
+        lambda tx: {each.name: list(tx.execute(each.select().order_by(*each.primary_key))) for each in tables}
+    )
 
 
 class TestSteps:

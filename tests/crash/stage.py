@@ -148,7 +148,7 @@ class Stage:
 
     def rows(self, table: Any) -> list[Any]:
         """All rows of a table."""
-        return self.db.read(lambda tx: list(tx.execute(select(table))))
+        return self.db.read(lambda tx: list(tx.execute(select(table).order_by(*table.primary_key))))
 
     def submission(self) -> Any:
         """The row of the one submission, or ``None``."""

@@ -58,7 +58,7 @@ class Verdict:
             self.messages[agent.name] = as_messages(given)
 
     def _rows(self, table: Any) -> list[Any]:
-        return self.db.read(lambda tx: list(tx.execute(select(table))))
+        return self.db.read(lambda tx: list(tx.execute(select(table).order_by(*table.primary_key))))
 
     def _must(self, true: object, what: str) -> None:
         if not true:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import create_engine, func, select, text, update
+from sqlalchemy import Table, create_engine, func, select, text, update
 from sqlalchemy.orm import Session
 
 from tests.domain.flows import worker
@@ -163,11 +163,14 @@ def forget_knock(rt: Runtime, *names: str) -> None:
 
 
 def everything(rt: Runtime) -> dict[str, list[Any]]:
-    """Every row that a turn writes."""
+    """Every row that a turn writes, each table's in the order of its key: a server has none of its own."""
     kinds = (tables.submissions, tables.lines, tables.messages, tables.outbox)
-    return {
-        table.name: rt.db.read(lambda tx, table=table: list(tx.execute(select(table)))) for table in kinds
-    }
+    return {table.name: rows(rt, table) for table in kinds}
+
+
+def rows(rt: Runtime, table: Table) -> list[Any]:
+    """All rows of a table, in the order of its key."""
+    return rt.db.read(lambda tx: list(tx.execute(select(table).order_by(*table.primary_key))))
 
 
 def prompt(rt: Runtime, name: str = "a", text: str = "hi", *, key: str = "think-workflow:w") -> str:

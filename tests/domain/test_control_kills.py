@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.domain.crowd import FORK
+from tests.domain.crowd import FORK, rows
 from tests.domain.flows import Desk, Handle, flow, start, worker
-from tests.domain.test_control_races import rows, settle
+from tests.domain.test_control_races import settle
 from think_celery.domain import recovery, tick
 from think_celery.domain.work import perform
 from think_celery.domain.workflows import control, workflows

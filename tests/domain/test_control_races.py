@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import select
 
+from tests.domain.crowd import rows
 from tests.domain.flows import DESK, Handle, flow, start
 from tests.domain.test_workflow_races import together
 from think_celery import Think
@@ -223,10 +223,6 @@ def test_restart_and_the_prompt_s_turn(live: Runtime):
 
 
 # --- everything at once ---------------------------------------------------------------------------
-
-
-def rows(rt: Runtime, table: Any) -> list[Any]:
-    return rt.db.read(lambda tx: list(tx.execute(select(table))))
 
 
 def settle(rt: Runtime, knocks: deque[Any], handles: list[Handle]) -> None:
