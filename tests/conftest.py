@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ _SCRUBBED = re.compile(
 _OURS = {"THINK_TEST_SERVERS", "THINK_ROUNDS"}
 for _name in [name for name in os.environ if _SCRUBBED.fullmatch(name) and name not in _OURS]:
     del os.environ[_name]
+
+# A shell that starts a run in the background has it ignore ctrl-c, and so all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A run starts hundreds of interpreters. Where none may write what it has compiled (as in many images), each compiles
 # all of the package anew, and each process of pytest all tests: minutes of a processor's time.

@@ -72,6 +72,7 @@ def make_stage(
             if not bases:
                 server: servers.Postgres = request.getfixturevalue("postgres")
                 bases.append(server.empty())
+                children.rehearse(server.migrated())
         _execute(bases[0], f"CREATE SCHEMA {name}")
         options = {"options": f"-csearch_path={name}"}
         url = make_url(bases[0]).update_query_dict(options).render_as_string(hide_password=False)

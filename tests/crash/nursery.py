@@ -124,15 +124,22 @@ class Nursery:
         with self._lock:
             self._count += 1
             number = self._count
-            order = {"number": number, "environment": dict(environment), "log": str(log), "main": main}
-            assert self._parent.stdin is not None
-            self._parent.stdin.write(json.dumps(order) + "\n")
-            self._parent.stdin.flush()
+            self._order({"number": number, "environment": dict(environment), "log": str(log), "main": main})
         with self._known:
             assert self._known.wait_for(lambda: number in self._born, 100), "the nursery does not answer"
             process = self._by_pid[self._born[number]]
             process.log = log
         return process
+
+    def rehearse(self, url: str | None = None) -> None:
+        """Let the parent do once what its children do, on this migrated database or on SQLite: see ``rehearsal``."""
+        with self._lock:
+            self._order({"rehearse": url})
+
+    def _order(self, order: dict[str, Any]) -> None:
+        assert self._parent.stdin is not None
+        self._parent.stdin.write(json.dumps(order) + "\n")
+        self._parent.stdin.flush()
 
     def _read(self) -> None:
         assert self._parent.stdout is not None
@@ -160,6 +167,7 @@ class Nursery:
 def nursery() -> Iterator[Nursery]:
     """A nursery, and the end of all that was born there."""
     made = Nursery()
+    made.rehearse()
     try:
         yield made
     finally:
@@ -181,13 +189,16 @@ WHAT_A_WORKER_IMPORTS = (
     "celery.worker.consumer",
     "celery.worker.control",
     "celery.worker.strategy",
+    "httpcore",
     "kombu.transport.memory",
     "kombu.transport.redis",
+    "psycopg",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
     "rich.live",
     "rich.table",
     "tests.crash.worker",
+    "think_celery.providers.openai",
 )
 """Nearly all of the processor time that a worker's start takes goes into these."""
 
@@ -211,8 +222,11 @@ def serve() -> None:
             if not data:
                 break
             *orders, buffer = (buffer + data).split(b"\n")
-            for order in orders:
-                pid = _bear(json.loads(order), children)
+            for order in map(json.loads, orders):
+                if "rehearse" in order:
+                    _rehearse(order["rehearse"])
+                    continue
+                pid = _bear(order, children)
                 children[os.pidfd_open(pid)] = pid
     for pid in children.values():
         os.kill(pid, signal.SIGKILL)
@@ -232,6 +246,15 @@ def _import_everything() -> None:
         import_module(module)
     gc.collect()
     gc.freeze()  # a child's collector leaves these objects, and so their pages, alone
+
+
+def _rehearse(url: str | None) -> None:
+    from tests.crash.rehearsal import rehearse
+
+    rehearse(url)
+    assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()
 
 
 def _bear(order: dict[str, Any], siblings: Iterable[int]) -> int:

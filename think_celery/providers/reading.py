@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import httpx
@@ -124,43 +125,37 @@ class Reader:
         """The events up to the end of the stream."""
         decoder, finished = SseDecoder(), False
         self._pace.begin(self._guard.left)
-        answer, take = self._answer, self._answer.take
-        guard = self._guard
-        for chunk in self._all(start):
-            self._check()
-            events: list[ModelEvent] = []
-            for event in decoder.feed(chunk):
-                events += take(event)
-                if answer.done:
-                    break
-            if events:
-                guard.pause()  # the time that their reader takes is not the provider's
-                for each in events:
-                    if guard.fired is not None:
-                        self._check()
-                    yield each
-            if answer.done:
-                self._pace.end()
-                return
-            was_finished, finished = finished, answer.finished
-            if finished and (events or not was_finished):
-                self._pace.end()
-                # Once only: neither comments nor bookkeeping make the trailer's time longer.
-                self._guard.extend(min(self._gap, TRAILER_SECONDS), self._gap_reason)
-            elif events:
-                self._guard.extend(self._gap, self._gap_reason)
-        yield from self._rest(decoder)
-
-    def _all(self, start: bytes) -> Iterator[bytes]:
-        yield start
+        answer, guard, gap, gap_reason = self._answer, self._guard, self._gap, self._gap_reason
         try:
-            # `yield from` would close the response together with this generator, before the drain.
-            for chunk in self._chunks:  # noqa: UP028
-                yield chunk
+            for chunk in chain((start,), self._chunks):
+                if guard.fired is not None:
+                    self._check()
+                events: list[ModelEvent] = []
+                for event in decoder.feed(chunk):
+                    events += answer.take(event)
+                    if answer.done:
+                        break
+                if events:
+                    guard.pause()  # the time that their reader takes is not the provider's
+                    for each in events:
+                        if guard.fired is not None:
+                            self._check()
+                        yield each
+                if answer.done:
+                    self._pace.end()
+                    return
+                was_finished, finished = finished, answer.finished
+                if finished and (events or not was_finished):
+                    self._pace.end()
+                    # Once only: neither comments nor bookkeeping make the trailer's time longer.
+                    guard.extend(min(gap, TRAILER_SECONDS), gap_reason)
+                elif events:
+                    guard.extend(gap, gap_reason)
         except httpx.HTTPError:
             # Once the answer is whole, a connection that breaks (or that our guard cuts) takes nothing away.
-            if not self._answer.finished or self._guard.aborted:
+            if not answer.finished or guard.aborted:
                 raise
+        yield from self._rest(decoder)
 
     def _rest(self, decoder: SseDecoder) -> Iterator[ModelEvent]:
         """What the stream held after its last blank line. A frame that was cut is none."""

@@ -40,17 +40,10 @@ class SseDecoder:
         Raises:
             ModelError: An event is larger than ``max_event_bytes``.
         """
-        is_one_token = (  # which is what mostly comes
-            not self._tail
-            and chunk.startswith(b"data: ")
-            and chunk.find(b"\n") == len(chunk) - 2
-            and chunk.endswith(b"\n\n")
-            and b"\r" not in chunk
-            and len(chunk) <= self._max
-            and self._between
-        )
-        if is_one_token:
-            return (ServerSentEvent("message", chunk[6:-2].decode("utf-8", "replace")),)
+        if chunk.find(b"\n") == len(chunk) - 2 and chunk.startswith(b"data: "):  # mostly: one token
+            is_whole = not self._tail and self._between and len(chunk) <= self._max
+            if is_whole and chunk.endswith(b"\n") and b"\r" not in chunk:
+                return (ServerSentEvent("message", chunk[6:-2].decode("utf-8", "replace")),)
         if b"\r" in chunk or not (self._between or self._tail):
             return self._slowly(chunk)
         # What nearly all streams are: blocks of lines that end with LF.

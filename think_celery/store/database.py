@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from think_celery import forks
 from think_celery.clock import Clock
 from think_celery.logs import trace_of
-from think_celery.store.direct import Direct, Found
+from think_celery.store import direct
 from think_celery.store.engines import connected, is_passing, make_engine, pause
 from think_celery.store.engines import is_away as is_away
 from think_celery.store.engines import is_locked as is_locked
@@ -60,12 +60,12 @@ class Tx:
         *,
         joined: bool = False,
         single: bool = False,
-        direct: Direct | None = None,
+        repeats: bool = False,
         on_commit: Callable[[Call], None] | None = None,
     ) -> None:
         self.conn, self.clock, self.joined = conn, clock, joined
         self._single, self._statements = single, 0
-        self._direct = direct
+        self._repeats = repeats
         self._on_commit = on_commit
         self._calls: list[Call] = []
 
@@ -74,7 +74,7 @@ class Tx:
         """Whether this is PostgreSQL (else it is SQLite)."""
         return self.conn.dialect.name == "postgresql"
 
-    def execute(self, statement: Statement, parameters: Any = None) -> CursorResult[Any] | Found:
+    def execute(self, statement: Statement, parameters: Any = None) -> CursorResult[Any] | direct.Found:
         """Run a statement with these parameters; columns of an INSERT or UPDATE may be among them.
 
         It is told the time, for :func:`~think_celery.store.statements.now`, but with a list of parameters.
@@ -89,8 +89,8 @@ class Tx:
                 check_names(statement, parameters)
             by_database = self.clock.database_time and self.postgres
             parameters = {HOST_TIME: None if by_database else self.clock.now(), **(parameters or {})}
-            if self._direct is not None:
-                found = self._direct.run(self.conn, statement, parameters)
+            if self._repeats:
+                found = direct.run(self.conn, statement, parameters)
                 if found is not None:
                     return found
         return self.conn.execute(statement, parameters)
@@ -175,7 +175,8 @@ class Database:
         self._engine: Engine | None = None
         self._reader: Engine | None = None
         self._forking = False
-        self._direct = Direct() if self.on_postgres else None
+        self.on_postgres = self.url.get_backend_name() == "postgresql"
+        """Whether the database is PostgreSQL (else it is SQLite)."""
         # No connection to a SQLite file lives through a fork (see below), nor is one opened just then.
         self._uncut: Callable[[], AbstractContextManager[None]] = (
             nullcontext if self.on_postgres else forks.uncut
@@ -236,17 +237,12 @@ class Database:
 
         def attempt() -> T:
             with self._uncut(), connected(self._reading_engine()) as conn:
-                tx = Tx(conn, self.clock, single=True, direct=self._direct)
+                tx = Tx(conn, self.clock, single=True, repeats=self.on_postgres)
                 result = work(tx)
             tx.committed()
             return result
 
         return _repeated(attempt, lambda error: is_passing(error, committing=not repeatable))
-
-    @property
-    def on_postgres(self) -> bool:
-        """Whether the database is PostgreSQL (else it is SQLite)."""
-        return self.url.get_backend_name() == "postgresql"
 
     def _transact(
         self, work: Callable[[Tx], T], may_repeat: Callable[[], bool], *, single: bool = False
@@ -258,7 +254,7 @@ class Database:
             committing = False
             with self._uncut(), connected(self.engine) as conn:
                 transaction = conn.begin()
-                tx = Tx(conn, self.clock, single=single, direct=self._direct)
+                tx = Tx(conn, self.clock, single=single, repeats=self.on_postgres)
                 result = work(tx)
                 committing = True
                 transaction.commit()
@@ -275,7 +271,7 @@ class Database:
 
         def attempt() -> T:
             with self._uncut(), connected(self._reading_engine()) as conn:
-                return work(Tx(conn, self.clock, direct=self._direct))
+                return work(Tx(conn, self.clock, repeats=self.on_postgres))
 
         return _repeated(attempt, lambda error: is_passing(error, committing=False))
 

@@ -141,32 +141,31 @@ def _needs_more(compiled: SQLCompiler) -> bool:
     return bool(compiled.positional or compiled.post_compile_params or compiled.escaped_bind_names or makes)
 
 
-class Direct:
-    """The statements that were met on one database."""
+_met: WeakKeyDictionary[Executable, dict[tuple[Any, ...], Prepared | None]] = WeakKeyDictionary()
+"""What this process has run before; the same for all databases whose servers speak alike."""
 
-    def __init__(self) -> None:
-        self._met: WeakKeyDictionary[Executable, dict[tuple[str, ...], Prepared | None]] = WeakKeyDictionary()
 
-    def run(self, conn: Connection, statement: Executable, given: Mapping[str, Any]) -> Found | None:
-        """Run a statement that was met before; ``None``, and nothing was done: SQLAlchemy is to run it.
+def run(conn: Connection, statement: Executable, given: Mapping[str, Any]) -> Found | None:
+    """Run a statement that was met before; ``None``, and nothing was done: SQLAlchemy is to run it.
 
-        Raises:
-            DBAPIError: As SQLAlchemy raises it.
-        """
-        variants = self._met.get(statement)
-        if variants is None:
-            self._met[statement] = {}
-            return None
-        if conn.dispatch.before_cursor_execute or conn.dispatch.after_cursor_execute:
-            return None  # somebody wants to be told of each statement
-        names = tuple(given)
-        if names not in variants:
-            try:
-                variants[names] = Prepared(statement, conn.dialect, names)
-            except Unfit:
-                variants[names] = None
-        prepared = variants[names]
-        return None if prepared is None else _run(conn, prepared, given)
+    Raises:
+        DBAPIError: As SQLAlchemy raises it.
+    """
+    variants = _met.get(statement)
+    if variants is None:
+        _met[statement] = {}
+        return None
+    if conn.dispatch.before_cursor_execute or conn.dispatch.after_cursor_execute:
+        return None  # somebody wants to be told of each statement
+    names = tuple(given)
+    kind = (conn.dialect.server_version_info, names)
+    if kind not in variants:
+        try:
+            variants[kind] = Prepared(statement, conn.dialect, names)
+        except Unfit:
+            variants[kind] = None
+    prepared = variants[kind]
+    return None if prepared is None else _run(conn, prepared, given)
 
 
 def _run(conn: Connection, prepared: Prepared, given: Mapping[str, Any]) -> Found:

@@ -116,8 +116,10 @@ class Answer:
 
     def feed(self, event: ModelEvent) -> list[Chunk]:
         """Take one model event in, and return what listeners see of it."""
-        if type(event) is TextDelta:  # nearly always
-            return self._grow(TextPart, "text", event.text)
+        if type(event) is TextDelta and self._growing is TextPart:  # nearly always
+            text = clean(event.text)
+            self._pieces.append(text)
+            return [{"type": "text-delta", "id": self._growing_id, "delta": text}]
         match event:
             case TextDelta(text=text):
                 return self._grow(TextPart, "text", text)
@@ -134,7 +136,7 @@ class Answer:
 
     def _grow(self, kind: type[TextPart] | type[ReasoningPart], name: str, text: str) -> list[Chunk]:
         text = clean(text)
-        if self._growing is kind:  # what nearly all events do
+        if self._growing is kind:
             self._pieces.append(text)
             return [{"type": self._delta, "id": self._growing_id, "delta": text}]
         self._settle()

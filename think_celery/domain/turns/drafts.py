@@ -57,7 +57,7 @@ class Draft:
         self.tokens = {name: int(getattr(claimed, name)) for name in COUNTED}
         self.answer = Answer()
         self.metadata: dict[str, Any] = {}
-        self._stored_at = rt.clock.elapsed()
+        self._due_at = rt.snapshots.next_after(rt.clock.elapsed())
         self._snapshot: Snapshot | None = None
 
     @property
@@ -210,14 +210,14 @@ class Draft:
         snapshots, snapshot = self._rt.snapshots, self._snapshot
         if snapshot is not None and snapshot.failed:
             self._store_alone()
-        elif not snapshots.is_due(self._stored_at, now):
+        elif now < self._due_at:
             return
         elif snapshots.together and self.says_something and not self._in_place:  # nearly always
             if snapshot is None or not snapshots.is_open(snapshot):
-                self._stored_at = now
+                self._due_at = snapshots.next_after(now)
                 self._snapshot = snapshots.put(self._hold.lease, self._row())
         else:
-            self._stored_at = now
+            self._due_at = snapshots.next_after(now)
             self._store_alone()
 
     def _settle(self) -> None:

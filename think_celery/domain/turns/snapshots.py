@@ -79,14 +79,12 @@ class Snapshots:
         """Whether the turns of this process store theirs together. SQLite has no server that would be spared."""
         return self._rt.threads and self._rt.db.on_postgres and not self._closed and not self._hangs
 
-    def is_due(self, stored_at: float, now: float) -> bool:
-        """Whether a turn that stored its message at one instant does so again by now, at once with the others."""
+    def next_after(self, stored_at: float) -> float:
+        """When a turn that stored its message at this instant does so again: at once with the others."""
         if not self.together:
-            return now - stored_at >= STORE_SECONDS
-        return self._period(now) > self._period(stored_at)
-
-    def _period(self, now: float) -> int:
-        return math.floor((now - self._phase) / STORE_SECONDS)
+            return stored_at + STORE_SECONDS
+        since = (stored_at - self._phase) % STORE_SECONDS
+        return stored_at - since + STORE_SECONDS
 
     def put(self, lease: Lease, message: dict[str, Any]) -> Snapshot:
         """Let this be stored within a moment. Never waits."""
