@@ -79,10 +79,13 @@ class _Timed:
     def stream(self, request: ModelRequest, signal: AbortSignal) -> Iterator[ModelEvent]:
         """Ask, and note."""
         began = time.monotonic()
-        for event in self._model.stream(request, signal):
-            if not self.first and isinstance(event, TextDelta):
-                self.first = time.monotonic() - began
+        events = self._model.stream(request, signal)
+        for event in events:
             yield event
+            if isinstance(event, TextDelta):
+                self.first = time.monotonic() - began
+                break
+        yield from events
 
 
 class Streamed(Think, name="bench-streamed"):

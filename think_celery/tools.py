@@ -254,7 +254,8 @@ def tools_of(owner: object) -> list[Tool]:
     """
     chains: dict[str, list[Any]] = {}
     for cls in reversed(type(owner).__mro__):
-        for name, attribute in vars(cls).items():
+        # Those under every agent have hundreds of methods, and none is a tool.
+        for name, attribute in () if cls.__module__.startswith("think_celery.agents.") else vars(cls).items():
             chains.setdefault(name, []).insert(0, _plain(attribute))
     tools = []
     for name, chain in chains.items():

@@ -235,3 +235,18 @@ def test_a_callers_transaction_goes_sqlalchemys_way(db, ways):
             Tx(conn, db.clock, joined=True).execute(statement).all()
 
     assert ways == []
+
+
+def test_what_was_met_on_one_database_is_known_on_the_next(db, ways, postgres):
+    """A test suite has hundreds; they speak alike. One whose server is of another version is another kind."""
+    statement = select(events.c.seq)
+    db.read(lambda tx: tx.execute(statement).all())
+    for version in (None, (9, 9)):
+        other = Database(postgres.migrated(), SystemClock())
+        other.read(lambda tx: None)
+        other.engine.dialect.server_version_info = version or other.engine.dialect.server_version_info
+        other.read(lambda tx: tx.execute(statement).all())
+        other.dispose()
+
+    assert len(ways) == 2
+    assert len(direct._met[statement]) == 2

@@ -77,9 +77,8 @@ class Answer:
             if text is None:
                 return self._frame(frame)
             self._alike.learn(event, text)
-        events = _deltas(TextDelta, self._text.feed(text))
-        self._begun = self._begun or bool(events)
-        return events
+        self._begun = True
+        return _deltas(TextDelta, self._text.feed(text))
 
     def body(self, body: Any) -> list[ModelEvent]:
         """The events of an answer that came as one JSON body, without its :class:`Finish`.

@@ -158,7 +158,7 @@ def run(conn: Connection, statement: Executable, given: Mapping[str, Any]) -> Fo
     if conn.dispatch.before_cursor_execute or conn.dispatch.after_cursor_execute:
         return None  # somebody wants to be told of each statement
     names = tuple(given)
-    kind = (conn.dialect.server_version_info, names)
+    kind = (type(conn.dialect), conn.dialect.server_version_info, names)
     if kind not in variants:
         try:
             variants[kind] = Prepared(statement, conn.dialect, names)
