@@ -12,6 +12,7 @@ from tests.doors.commands import own_runtime, run
 from tests.journals import record
 from tests.journals.flows import Bill
 from think_celery import Retry, Think, ThinkWorkflow, serialization
+from think_celery.domain.workflows.recordedruns import from_dict, of_run
 from think_celery.errors import (
     InvalidJournal,
     ReplayMismatch,
@@ -23,6 +24,7 @@ from think_celery.errors import (
 )
 from think_celery.store.tables import metadata
 from think_celery.testing import StepRecord, ThinkTest, think_test
+from think_celery.wording import shown
 from think_celery.workflow import ThinkWorkflowStep
 
 RECORDED = sorted(Path(record.__file__).parent.glob("*.json"))
@@ -330,6 +332,72 @@ class TestFiles:
 
         assert isinstance(t.steps(workflow_id)[0].output, Bill)
         assert output == t.workflow("JournalWorkflow", workflow_id).output
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            "",
+            "null",
+            0,
+            False,
+            [],
+            {},
+            [None],
+            {"a": None},
+            b"",
+            10**3000,
+            -0.0,
+            5e-324,
+            "é\u2028",
+            "\ud800",
+        ],
+        ids=lambda value: shown(value),
+    )
+    def test_a_value_that_is_next_to_nothing(self, value: Any, t: ThinkTest, tmp_path: Path) -> None:
+        """Each comes out of the file as the step has returned it: of any kind, in a run that waits or is complete."""
+
+        class ReplayNothing(ThinkWorkflow):
+            def run(self, event: Any, step: ThinkWorkflowStep) -> Any:
+                done = step.do("do", lambda: value)
+                stored = step.transaction("transaction", lambda conn: value)
+                child = step.run_workflow("child", ReplayNothings, params={"value": value})
+                step.sleep("rest", 1)
+                return [done, stored, child, step.wait_for_event("go", type="go").payload]
+
+        class ReplayNothings(ThinkWorkflow):
+            def run(self, event: Any, step: ThinkWorkflowStep) -> Any:
+                return event.payload["value"]
+
+        path = tmp_path / "run.json"
+        workflow_id = ReplayAgent("a").run_workflow(ReplayNothing)
+        t.skip("1 minute")
+        t.record(workflow_id, path)
+        at = t.replay(path).at
+        exported = run("workflows", "export", workflow_id, "--database-url", str(t.rt.db.url)).stdout
+        written = path.read_text(encoding="utf-8")
+        t.send_event(ReplayNothing, workflow_id, type="go", payload=value)
+        t.run_until_idle()
+        t.record(workflow_id, path)
+
+        assert (at, written) == ("go", exported)
+        assert repr(t.replay(path).output) == repr([value, value, value, value])
+
+    def test_a_run_that_gives_nothing(self, t: ThinkTest, tmp_path: Path) -> None:
+        """Its params and what it returns may be ``None``, too."""
+
+        class ReplaySilent(ThinkWorkflow):
+            def run(self, event: Any, step: ThinkWorkflowStep) -> None:
+                step.do("say", lambda: CALLS.append("said"))
+
+        workflow_id = ReplayAgent("a").run_workflow(ReplaySilent)
+        t.run_until_idle()
+        t.record(workflow_id, tmp_path / "run.json")
+        exported = json.loads((tmp_path / "run.json").read_text())
+        (tmp_path / "run.json").write_text(json.dumps({**exported, "params": None}))
+
+        assert t.replay(tmp_path / "run.json").output is None
+        assert from_dict(exported, "run.json") == of_run(t.rt, workflow_id)
 
     @pytest.mark.parametrize(
         ("text", "told"),

@@ -64,7 +64,11 @@ class Journals:
         """
         exported = recordedruns.to_dict(recordedruns.of_run(self.rt, workflow_id, workflow))
         text = json.dumps(exported, ensure_ascii=False, indent=2)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        try:
+            written = text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair is in it
+            written = json.dumps(exported, indent=2).encode()
+        Path(path).write_bytes(written + b"\n")
 
 
 def _read(path: Path) -> Any:

@@ -159,11 +159,16 @@ def _in(cls: type[T], values: Mapping[str, Any]) -> T:
     given: dict[str, Any] = {}
     for each in fields(cls):  # type: ignore[arg-type]
         value = values[each.name]
-        if each.name in _STORED and value is not None:
-            value = json.dumps(value)
+        if each.name in _STORED:
+            value = json.dumps(value) if value is not None or _is_there(each.name, values) else None
         elif each.name.endswith("_at") and value is not None:
             value = datetime.fromisoformat(value)
         elif each.name == "status":
             value = (StepStatus if cls is StepRecord else WorkflowStatus)(value)
         given[each.name] = value
     return cls(**given)
+
+
+def _is_there(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether a null in the file is a stored ``None``: else nothing is stored, and the file says null, too."""
+    return name == "params" or values["status"] in (StepStatus.DONE, WorkflowStatus.COMPLETE)
