@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.domain.flows import begin, start
+from tests.domain.flows import begin, flow, start
 from tests.domain.talk import ask, crash_at_nth, talker
 from think_celery.errors import ModelError, NonRetryableError
 from think_celery.protocols import ModelRequest
@@ -160,7 +160,7 @@ class TestWorkflows:
     def test_a_step_that_fails(
         self, quick: ThinkTest, said: Callable[..., str], kind: str, error: BaseException
     ):
-        """Neither the attempts nor the end of the workflow quote it."""
+        """Neither the attempts nor the end of the workflow quote it; each attempt says where it failed."""
 
         def effect(_: Any) -> Any:
             raise error
@@ -172,7 +172,31 @@ class TestWorkflows:
         quick.skip("1 minute")
 
         assert SECRET in handle.row.error
-        said("attempt 1 of step 'charge' failed", type(error).__name__)
+        said(f"attempt 1 of step 'charge' failed: {type(error).__name__}\n", "test_secrets.py", "in effect")
+
+    @pytest.mark.parametrize("where", ["run", "do", "transaction", "update_agent_state", "child"])
+    def test_where_code_failed(self, quick: ThinkTest, caplog: pytest.LogCaptureFixture, where: str):
+        """A worker says it once, at the level at which Celery's workers log unless they are told otherwise."""
+        caplog.set_level(logging.WARNING)
+
+        def code(event: Any, step: Any) -> Any:
+            match where:
+                case "run":
+                    fail()
+                case "update_agent_state":
+                    step.update_agent_state(fail)
+                case "child":
+                    step.run_workflow("child", flow(fail, name="Child"))
+            getattr(step, where)("charge", lambda _: fail(), retry=Retry(max_attempts=1))
+
+        handle = begin(quick, code)
+
+        said = "\n".join(record.getMessage() for record in caplog.records)
+        assert handle.status == "errored"
+        assert said.count("raise Words(") == 1
+        assert said.count("in code\n") == 1
+        assert said.count("ended in error") == (2 if where == "child" else 1)
+        assert SECRET not in said
 
     def test_code_between_the_steps_that_fails(self, quick: ThinkTest, said: Callable[..., str]):
         """The log has where it was raised; the row has the text."""

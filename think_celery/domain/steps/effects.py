@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import FunctionType
 from typing import Any, NoReturn
@@ -32,6 +33,7 @@ from think_celery.errors import (
     TurnCancelled,
 )
 from think_celery.ids import key_part
+from think_celery.logs import trace_of
 from think_celery.names import name_problem
 from think_celery.retries import Retry, check_retry
 from think_celery.states import StepStatus
@@ -160,11 +162,11 @@ def tried(
             return outcome[1]
         attempts += 1
         logger.warning(
-            "%s: attempt %d of step %r failed (%s)",
+            "%s: attempt %d of step %r failed: %s",
             replay.workflow,
             attempts,
             asked.ref.step,
-            outcome.error_type,
+            outcome.place or outcome.error_type,
             extra={"think_event": "step.failed", "think_workflow": replay.workflow.workflow_id},
         )
         if outcome.permanent or attempts >= retry.max_attempts:
@@ -251,8 +253,7 @@ def raised(replay: Replay, asked: Asked, error: BaseException) -> Failure:
         replay.halt("interrupted", asked.ref.step)
     if calls.passes(error):
         raise error
-    failure = failure_of(error)
-    return failure.for_good() if isinstance(error, PERMANENT) else failure
+    return replace(failure_of(error), permanent=isinstance(error, PERMANENT), place=trace_of(error))
 
 
 def encode(replay: Replay, asked: Asked, value: Any, output: Any) -> Outcome:

@@ -287,7 +287,7 @@ class _Runs:
                 "tool %s of submission %s raised %s",
                 call.tool.name,
                 call.context.submission_id,
-                type(error).__name__,
+                trace_of(error),
             )
             error_text = describe(error)[1].strip() or type(error).__name__
         scene.rt.failpoint("turn:tool-ran")

@@ -252,7 +252,7 @@ class _Pass:
             mismatch.__cause__ = error
             logger.warning("%s stopped where its journal goes on: %s", self.ref, trace_of(error))
             return self._paused(mismatch)
-        logger.info("%s raised %s", self.ref, trace_of(error))
+        logger.error("%s raised %s", self.ref, trace_of(error))
         return self._ended_in_error(error)
 
     def _ended_in_error(self, error: BaseException) -> Outcome:

@@ -142,13 +142,17 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """An error in the form in which it is recorded, so that the first pass raises what a replay raises."""
+    """An error in the form in which it is recorded, so that the first pass raises what a replay raises.
+
+    ``place`` is for the log: its type, and where the user's code raised it; empty where no code of the user's did.
+    """
 
     error_type: str
     error: str
     trace: str | None = None
     output: str | None = None
     permanent: bool = False
+    place: str = ""
 
     def for_good(self) -> "Failure":
         """The same failure, as one that trying again can't mend."""
