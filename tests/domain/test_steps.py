@@ -291,6 +291,28 @@ class TestRetries:
 
         assert begin(t, run).output == said
 
+    @pytest.mark.parametrize("kind", ["do", "transaction"])
+    @pytest.mark.parametrize("tries", [1, 2])
+    def test_a_step_began_with_its_first_attempt(self, t: ThinkTest, kind: str, tries: int):
+        """Also where that one was given up: in the journal its times span all attempts, and the pauses between."""
+        given: dict[str, Any] = {"timeout": 2} if kind == "do" else {}
+
+        def slow(_: Any):
+            t.clock.sleep(3)
+            if not given:
+                raise OSError("down")
+
+        def run(event, step):
+            getattr(step, kind)("hang", slow, retry=Retry(max_attempts=tries, delay=1), **given)
+
+        workflow = begin(t, run)
+
+        assert workflow.status == "errored"
+        (entry,) = workflow.journal
+        seconds = (entry.completed_at - entry.created_at).total_seconds()
+        assert entry.created_at - workflow.row.started_at < timedelta(seconds=0.01)
+        assert seconds == pytest.approx(3 * tries + (tries - 1), abs=0.3)
+
     def test_an_event_does_not_shorten_the_wait(self, t: ThinkTest):
         """A run that an event wakes before the next attempt is due parks again."""
         tries: list[int] = []

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from think_celery import Think, ThinkWorkflow
 from think_celery.domain.workflows.advance import advance
 from think_celery.errors import StepError
 from think_celery.retries import Retry
+from think_celery.store.tables import processes, steps
 from think_celery.testing import ThinkTest, think_test
 
 
@@ -102,6 +104,12 @@ def pending(url: str, submission_id: str, step: str) -> str:
     return f"the answer of submission {submission_id}, which is pending: {show} ({step!r})"
 
 
+def lives_until(t: ThinkTest, year: int) -> None:
+    """Let the worker be heard of until then: the command goes by the host's clock."""
+    with t.rt.db.engine.begin() as conn:
+        conn.execute(processes.update().values(until=datetime(year, 1, 1, tzinfo=UTC)))
+
+
 def shown(cli: Any, name: str = "e1") -> Any:
     return json.loads(cli("show", name, "--json").stdout)
 
@@ -162,6 +170,110 @@ class TestShow:
             "somebody who resumes it: think-celery workflows resume e2"
         )
         assert shown(cli, "e2")["pause_at"] is not None
+
+    def test_code_that_runs(self, t: ThinkTest, cli: Any, monkeypatch: Any):
+        """What a worker has in hand is told before a step of it has ended, and between its steps."""
+        monkeypatch.setenv("TZ", "UTC")
+        said: list[str] = []
+
+        def look() -> None:
+            lives_until(t, 9000)
+            said.append(cli("show", "e1").stdout.partition("\n\n")[2].partition("\n\n")[2])
+            said.append(shown(cli)["now"])
+            tick(1)
+            if len(said) == 4:
+                raise OSError
+            if len(said) == 6:
+                with t.rt.db.engine.begin() as conn:
+                    conn.execute(steps.update().values(deadline_at=datetime(2020, 1, 1, tzinfo=UTC)))
+                look()
+
+        class Running(ThinkWorkflow[Examiner, Any], name="RunningExam"):
+            def run(self, event: Any, step: Any) -> None:
+                step.do("first", look)
+                step.do("second", look, retry=Retry(max_attempts=2, delay=5))
+
+        Examiner("a").run_workflow(Running, workflow_id="e1")
+        t.run_until_idle()
+
+        assert shown(cli)["now"] is None
+        assert said[1::2] == [
+            "Its code runs, since 2027-01-01 12:00:00Z.",
+            "Its code runs, behind 'first': a step is recorded when its function has ended.",
+            "A worker waits for attempt 2 of 'second', at 2027-01-01 12:03:05Z.",
+            "In hand is attempt 2 of 'second', due since 2020-01-01 00:00:00Z.",
+        ]
+        assert all(text == f"{now}\n" for text, now in zip(said[::2], said[1::2], strict=True))
+
+    @pytest.mark.parametrize(
+        ("killed_in", "now", "end"),
+        [
+            ("first", "Its code runs.", "It has begun, and no step of it has ended: a step is recorded when"),
+            (
+                "second",
+                "Its code runs, behind 'first': a",
+                "It got no further than 'first'. What its code did",
+            ),
+        ],
+    )
+    def test_code_that_kills_its_workers(self, t: ThinkTest, cli: Any, killed_in: str, now: str, end: str):
+        """How often it was begun meanwhile is told, that a worker is missing, and how far it came."""
+        told: list[Any] = []
+
+        def look() -> None:
+            lives_until(t, 2020)
+            told.append(shown(cli)["waits_for"][0])
+            lives_until(t, 9000)
+            told.append(shown(cli)["now"])
+
+        class Killing(ThinkWorkflow[Examiner, Any], name="KillingExam"):
+            def run(self, event: Any, step: Any) -> None:
+                for name in ("first", "second"):
+                    step.do(name, look if name == killed_in else lambda: None)
+
+        Examiner("a").run_workflow(Killing, workflow_id="e1")
+        t.crash_at(f"step:{killed_in}:ran", times=5)
+        t.run_until_idle()
+
+        assert all(
+            text.startswith("a worker, for the one that had it is not heard of. If") for text in told[::2]
+        )
+        assert "workers in a row" not in told[1]
+        assert told[3].startswith(now)
+        assert told[3].endswith(
+            " 2 workers in a row have had it: those before this one died in it, or lost it."
+        )
+        assert told[-1].endswith(
+            " 5 workers in a row have had it: those before this one died in it, or lost it."
+        )
+        text = cli("show", "e1").stdout
+        assert f"\n{end}" in text
+        assert "workers in a row" not in text
+
+    @pytest.mark.parametrize(
+        ("before", "after", "told"),
+        [
+            ([], [], "It has done nothing yet."),
+            ([], ["terminate", "e1", "--yes"], "It has done nothing."),
+            (["advance"], [], "Its code asked for no step."),
+        ],
+    )
+    def test_a_run_without_steps(
+        self, t: ThinkTest, cli: Any, before: list[str], after: list[str], told: str
+    ):
+        """It has not begun, never will, or needed none."""
+
+        class Stepless(ThinkWorkflow[Examiner, Any], name="SteplessExam"):
+            def run(self, event: Any, step: Any) -> None:
+                pass
+
+        Examiner("a").run_workflow(Stepless, workflow_id="e1")
+        if before:
+            t.run_until_idle()
+        if after:
+            cli(*after)
+
+        assert f"\n{told}\n" in cli("show", "e1").stdout
 
     def test_what_it_waits_for_beside_others(self, t: ThinkTest, cli: Any, sqlite_url: str):
         """Each answer of a gather that is still out; each of several of which the first counts; a child."""

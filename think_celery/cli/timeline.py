@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from think_celery.cli import standing
 from think_celery.cli.printing import Column, print_table, shown, spell
 from think_celery.domain.submissions import submissions
 from think_celery.domain.workflows import workflows
@@ -41,7 +42,7 @@ def print_timeline(row: Any, journal: Sequence[Any]) -> None:
         }
         for each in steps_of(row, journal)
     ]
-    print_table(lines, COLUMNS, nothing="It has done nothing yet.")
+    print_table(lines, COLUMNS, nothing=standing.nothing_recorded(row))
 
 
 def _offset(moment: datetime, since: datetime) -> str:
@@ -78,10 +79,13 @@ def _as_dict(row: Any, step: Any) -> dict[str, Any]:
 def waits_for(rt: Runtime, row: Any, journal: Sequence[Any], command: Command) -> list[str]:
     """What a run waits for, one thing a line, and the command that helps where one does; nothing where it has ended."""
     match WorkflowStatus(row.status):
-        case WorkflowStatus.QUEUED:
+        case WorkflowStatus.RUNNING if standing.is_in_hand(rt, row):
+            return []
+        case WorkflowStatus.QUEUED | WorkflowStatus.RUNNING:
             queue = row.step_queue or row.queue or rt.settings.queue
             of_queue = "" if queue is None else f" of the queue {queue}"
-            return [f"a worker{of_queue}. If none comes: {command('doctor')}"]
+            lost = ", for the one that had it is not heard of" if row.status == WorkflowStatus.RUNNING else ""
+            return [f"a worker{of_queue}{lost}. If none comes: {command('doctor')}"]
         case WorkflowStatus.PAUSED:
             return [f"somebody who resumes it: {command(f'workflows resume {_id(row)}')}"]
         case WorkflowStatus.WAITING:

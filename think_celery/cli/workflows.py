@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from think_celery.cli import timeline
+from think_celery.cli import standing, timeline
 from think_celery.cli.classnames import tell_unknown
 from think_celery.cli.common import Failure, Given, Group, Unusable, runtime_of, workflow_words
 from think_celery.cli.options import (
@@ -113,12 +113,16 @@ def show(
     row = find_row(rt, workflow_id, workflow)
     journal = rt.db.read(lambda tx: steps.of_run(tx, row.key, row.run))
     waits = timeline.waits_for(rt, row, journal, Given(app, database_url).command)
+    now = standing.of_code(rt, row, journal)
     if as_json:
-        print_json(_as_dict(row) | {"waits_for": waits, "steps": timeline.steps_of(row, journal)})
+        steps_told = timeline.steps_of(row, journal)
+        print_json(_as_dict(row) | {"now": now, "waits_for": waits, "steps": steps_told})
         return
     print_fields(_as_dict(row))
     click.echo()
     timeline.print_timeline(row, journal)
+    if now is not None:
+        click.echo(f"\n{now}")
     for each in waits:
         click.echo(f"\nWaits for {each}")
 

@@ -68,6 +68,14 @@ def lapsed(tx: Tx, limit: int = 500) -> list[str]:
     return list(tx.execute(_LAPSED, {"at_most": limit}).scalars())
 
 
+_IS_ALIVE = select(processes.c.id).where(_MINE, processes.c.until >= now())
+
+
+def is_alive(tx: Tx, process_id: str) -> bool:
+    """Whether that process was heard of within its lease."""
+    return tx.execute(_IS_ALIVE, {"process": process_id}).first() is not None
+
+
 def alive(tx: Tx) -> list[tuple[str, dict[str, Any]]]:
     """Id and host facts of every process not declared dead."""
     rows = tx.execute(select(processes.c.id, processes.c.host).where(processes.c.dead.is_(False)))

@@ -236,7 +236,7 @@ def _watched(replay: Replay, asked: Asked, seconds: float | None, body: Callable
         case calls.Failed(error):
             return raised(replay, asked, error)
         case _:
-            replay.before_effect(asked)  # given up because the lease is lost: that is no failure of the step
+            replay.go_on(asked)  # given up because the lease is lost: that is no failure of the step
             return failure_of(StepTimeout(seconds or 0.0))
 
 
@@ -249,7 +249,7 @@ def interrupted(replay: Replay, asked: Asked) -> NoReturn:
 def raised(replay: Replay, asked: Asked, error: BaseException) -> Failure:
     """What a step's function raised, as its failure; work of ours that ends with it is none."""
     if isinstance(error, LeaseLost | Suspend | TurnCancelled):  # work of ours that ends in here, not the step
-        replay.before_effect(asked)
+        replay.go_on(asked)
         replay.halt("interrupted", asked.ref.step)
     if calls.passes(error):
         raise error

@@ -195,9 +195,13 @@ class Replay:
         return timedelta(seconds=max(self.rt.clock.elapsed() - self.began, 0.0))
 
     def before_effect(self, asked: Asked) -> None:
-        """Make sure, at the boundary of a step that is not recorded yet, that the run is ours to take on."""
-        step = asked.ref.step
+        """Make sure, where a step that is not recorded yet begins, that the run is ours to take on."""
         self.began = self.rt.clock.elapsed()
+        self.go_on(asked)
+
+    def go_on(self, asked: Asked) -> None:
+        """Make sure, within a step that is not recorded yet, that the run is still ours to take on."""
+        step = asked.ref.step
         if self.rt.stopping.signal.aborted:
             self.halt("handed-over", step)
         if self.pausing:
@@ -317,7 +321,7 @@ class Replay:
         until = clock.elapsed() + seconds
         while (left := until - clock.elapsed()) > 0:
             if stopping.aborted or self.hold.signal.aborted:
-                self.before_effect(asked)
+                self.go_on(asked)
             clock.sleep(min(left, _SLICE_SECONDS), self.hold.signal)
 
 
