@@ -10,7 +10,7 @@ LONGEST = 400  # lines; a longer module is split by noun
 
 FLOORS = (
     "errors states messages tools approvals recurrence serialization settings protocols retries durations schemas "
-    "signals signatures classes records jsontext clock ids breaker forks native logs described names hooks "
+    "signals signatures classes records jsontext clock ids breaker forks hosts native logs described names hooks "
     "cadence concurrency plain scheduled wording",
     "store events providers",
     "runtime domain",

@@ -2,13 +2,13 @@
 
 import os
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery, current_task, signals
 
-from think_celery import brokers, forks, publishing
+from think_celery import brokers, forks, hosts, publishing
 from think_celery.clients.client import ThinkClient
 from think_celery.clock import SystemClock
 from think_celery.events.choice import Broker, event_log
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
     from sqlalchemy.orm import Session
 
+
+ThreadCall = TypeVar("ThreadCall", bound=Callable[[], Any])
 
 _wiring = threading.RLock()
 
@@ -157,6 +159,16 @@ class ThinkCelery(ThinkClient):
         """
         return joined(current().db, session_or_connection)
 
+    def at_thread_end(self, call: ThreadCall) -> ThreadCall:
+        """Make this call wherever a thread of ours has run code of yours, in that thread; returns it.
+
+        Tools, hooks and steps run in such threads, of which Celery's ``task_postrun`` and your framework's signals
+        know nothing. Give what closes what is kept for each thread, such as ``Session.remove`` of a scoped session.
+        Django's connections need no such call. In ``think_test`` all runs in the test's own thread, and nothing is
+        called.
+        """
+        return hosts.at_thread_end(call)
+
     def _import_classes(self, **_: Any) -> None:
         for module in self.runtime.settings.imports:
             self.app.loader.import_task_module(module)
@@ -184,7 +196,11 @@ class ThinkCelery(ThinkClient):
 
 
 def _configuration(app: Celery) -> dict[str, Any]:
-    return {str(key): value for key, value in app.conf.items()}
+    found: dict[str, Any] = {}
+    for key in app.conf:
+        with suppress(KeyError):  # of Django's settings.configure(), Celery lists names that are no settings
+            found[str(key)] = app.conf[key]
+    return found
 
 
 def _broker(app: Celery) -> Broker:

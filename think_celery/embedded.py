@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery import _state
+from celery import _state, signals
 from celery.app import trace
 from celery.worker import WorkController, loops, state
 
+from think_celery import hosts
 from think_celery.app import ThinkCelery
 from think_celery.errors import ConfigurationError
 
@@ -73,6 +74,7 @@ class _Embedded:
             )
 
     def _serve(self) -> None:
+        signals.task_postrun.connect(_close_thread)
         try:
             name = f"embedded@{threading.get_ident()}"
             worker = self._worker(name)
@@ -83,6 +85,7 @@ class _Embedded:
         except BaseException as error:
             self._failures.append(error)
         finally:
+            signals.task_postrun.disconnect(_close_thread)
             self._ready.set()
 
     def _worker(self, name: str) -> Any:
@@ -116,6 +119,12 @@ class _Embedded:
             if self._default is not None:
                 self._default.set_default()
             self._think.close()
+
+
+def _close_thread(sender: Any = None, **_: Any) -> None:
+    """What Celery's own worker does for Django after each task; not where the caller runs it."""
+    if not getattr(sender.request, "is_eager", False):
+        hosts.close_thread()
 
 
 def _loop(consumer: Any, connection: Any, *rest: Any) -> None:

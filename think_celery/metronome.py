@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from think_celery import forks
+from think_celery import forks, hosts
 from think_celery.domain.agents import starts
 from think_celery.domain.schedules import declarations, drivers
 from think_celery.errors import ConfigurationError, InvalidValue
@@ -75,7 +75,10 @@ class Metronome:
         while not self._stop.is_set():
             try:
                 with forks.uncut():
-                    seconds = work()
+                    try:
+                        seconds = work()
+                    finally:
+                        hosts.close_thread()  # autostart and get_scheduled_tasks are the users' own code
             except Exception as error:  # each kind of accident is said once, not once a second
                 seconds, text = RETRY_SECONDS, f"{type(error).__name__}: {_said(error)}"
                 if text != told:

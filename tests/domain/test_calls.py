@@ -5,7 +5,9 @@ import threading
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from think_celery import ThinkCelery, hosts
 from think_celery.domain import calls
 from think_celery.domain.calls import Abandoned, Done, Failed
 from think_celery.errors import CallTimeout
@@ -77,11 +79,38 @@ class TestCall:
         """The host's per-thread connections are closed in that thread; one that fails hides none."""
         closed: list[int] = []
         closers = [lambda: fail(OSError("broken")), lambda: closed.append(threading.get_ident())]
-        monkeypatch.setattr(calls, "at_thread_end", closers)
+        monkeypatch.setattr(hosts, "_added", closers)
 
         ran_in = calls.call(live, threading.get_ident, timeout=10)
 
         assert closed == [ran_in]
+
+    def test_one_that_was_given_up_closes_when_it_comes_back(self, live: Runtime, monkeypatch):
+        """Until then it may be using what is its thread's."""
+        free, closed = threading.Event(), threading.Event()
+        monkeypatch.setattr(hosts, "_added", [closed.set])
+
+        with pytest.raises(CallTimeout):
+            calls.call(live, lambda: free.wait(20), timeout=0.05)
+        assert not closed.is_set()
+        free.set()
+
+        assert closed.wait(10)
+
+    def test_the_users_own_call(self, live: Runtime, monkeypatch):
+        """`think.at_thread_end` adds one, once; one that wants to end the thread leaves nobody waiting."""
+        closed: list[int] = []
+        monkeypatch.setattr(hosts, "_added", [lambda: fail(SystemExit())])
+        think = ThinkCelery(Celery("closing", set_as_current=False))
+
+        @think.at_thread_end
+        def close() -> None:
+            closed.append(threading.get_ident())
+
+        think.at_thread_end(close)
+
+        assert calls.call(live, threading.get_ident, timeout=10) == closed[0]
+        assert len(closed) == 1
 
     def test_a_signal_leaves_it_a_moment(self, live: Runtime, hang: threading.Event):
         """After the signal a function has the grace, and is then given up; one that answers in it counts."""

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.domain.flows import begin, flow, start
-from think_celery.domain import calls
+from think_celery import hosts
 from think_celery.errors import (
     AsyncNotSupported,
     NonRetryableError,
@@ -564,7 +564,7 @@ class TestThreads:
         """
         WHO.set("me")
         closed: list[int] = []
-        monkeypatch.setattr(calls, "at_thread_end", [lambda: closed.append(threading.get_ident())])
+        monkeypatch.setattr(hosts, "_added", [lambda: closed.append(threading.get_ident())])
 
         def look():
             seen = [threading.get_ident(), WHO.get(), len(closed)]

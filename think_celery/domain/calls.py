@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from think_celery import hosts
 from think_celery.errors import CallTimeout, Suspend, TurnCancelled, Unwind
-from think_celery.logs import trace_of
 from think_celery.runtime import Runtime
 from think_celery.signals import AbortSignal
 
@@ -26,9 +26,6 @@ GRACE_SECONDS = 5.0
 
 AT_ONCE = 16
 """How many functions of one call run at a time: a model may ask for hundreds of tools in one answer."""
-
-at_thread_end: list[Callable[[], None]] = []
-"""Called in each helper thread at its end: the host's per-thread connections are closed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,7 @@ class _Call(Generic[T]):
             logger.warning("a function that had been given up came back; its outcome is dropped")
         self.leaves_open = self._is_piece and not late
         if not self.leaves_open:
-            _close_thread()
+            hosts.close_thread()
         self._on_end()
 
     def take(self) -> Result[T]:
@@ -107,14 +104,6 @@ class _Call(Generic[T]):
                 self._given_up = True
                 return Abandoned()
             return self._outcome
-
-
-def _close_thread() -> None:
-    for close in at_thread_end:
-        try:
-            close()
-        except Exception as error:
-            logger.error("could not close what a helper thread had opened: %s", trace_of(error))
 
 
 class Helper:
@@ -149,7 +138,7 @@ def _work(calls: "queue.SimpleQueue[_Call[Any] | None]") -> None:
         open_yet = call.leaves_open
         del call  # nothing of it is kept until the next one comes
     if open_yet:
-        _close_thread()
+        hosts.close_thread()
 
 
 CELERYS = {"SoftTimeLimitExceeded", "WorkerShutdown", "WorkerTerminate", "GreenletExit"}

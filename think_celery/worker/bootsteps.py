@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from think_celery import brokers, forks
+from think_celery import brokers, forks, hosts
 from think_celery.domain import recovery, tick
 from think_celery.domain.liveness import has_ended
 from think_celery.domain.schedules import drivers
@@ -76,7 +76,10 @@ class Ticker:
             began = clock.elapsed()
             try:
                 with forks.uncut():
-                    make_pass(self._rt)
+                    try:
+                        make_pass(self._rt)
+                    finally:
+                        hosts.close_thread()  # whoever is told of an end is the users' own code
             except Exception as error:
                 told = self._complain(error, told)
             else:
