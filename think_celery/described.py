@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from think_celery.errors import InvalidType
 from think_celery.messages import clean
 from think_celery.wording import a_type
 
@@ -19,12 +20,12 @@ def kept_reason(given: Any, name: str = "reason") -> str | None:
     """What a caller gave as a reason, storable; ``None`` where it gave none.
 
     Raises:
-        TypeError: It is no text.
+        InvalidType: It is no text.
     """
     if given is None:
         return None
     if not isinstance(given, str):
-        raise TypeError(f"{name} is {a_type(given)}; pass a text.")
+        raise InvalidType(f"{name} is {a_type(given)}; pass a text.")
     return storable(given, MAX_ERROR)
 
 

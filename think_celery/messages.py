@@ -28,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import to_jsonable_python
 
 from think_celery.clock import SystemClock
-from think_celery.errors import EmptySubmission, InvalidMessage
+from think_celery.errors import EmptySubmission, InvalidMessage, InvalidType
 from think_celery.ids import new_id
 from think_celery.names import name_problem
 
@@ -270,11 +270,11 @@ def as_messages(given: Messages) -> list[UIMessage]:
     Raises:
         EmptySubmission: Nothing was given, or a user's message says nothing.
         InvalidMessage: Something else was given; the error names its path.
-        TypeError: A function was given.
+        InvalidType: A function was given.
     """
     whole: Any = given
     if callable(whole):
-        raise TypeError(
+        raise InvalidType(
             f"Messages were given as a function ({whole!r}); only values can be stored and run later. "
             "Call it yourself and pass what it returns."
         )
@@ -289,7 +289,7 @@ def as_messages(given: Messages) -> list[UIMessage]:
 
 def _as_message(item: Any, path: str) -> UIMessage:
     if callable(item):
-        raise TypeError(f"{path} is a function; pass the message that it would make.")
+        raise InvalidType(f"{path} is a function; pass the message that it would make.")
     if isinstance(item, str):
         item = {"role": "user", "content": item}
     elif isinstance(item, UIMessage):

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, TypeVar
 from uuid import UUID
 
-from think_celery.errors import InvalidValue
+from think_celery.errors import InvalidType, InvalidValue
 from think_celery.wording import shown
 
 Made = TypeVar("Made")
@@ -53,14 +53,16 @@ def check_name(
     """Make sure that *value* is such a name; with *reserved*, also that it is none of the engine's own.
 
     Raises:
-        InvalidValue: It is not. Its text begins with *what* and shows the value's beginning.
+        InvalidValue: It is not; ``InvalidType`` where it is no text at all. The error's text begins with *what* and
+            shows the value's beginning.
     """
     problem = name_problem(value, longest, ascii_only=ascii_only)
     if problem is None and reserved and value.startswith(RESERVED):
         problem = f"what begins with {RESERVED!r} is reserved for the engine. Choose another beginning"
     if problem is not None:
-        text = repr(value[:60]) if isinstance(value, str) else shown(value)
-        raise InvalidValue(f"{what}={text}: {problem}.")
+        if not isinstance(value, str):
+            raise InvalidType(f"{what}={shown(value)}: {problem}.")
+        raise InvalidValue(f"{what}={value[:60]!r}: {problem}.")
 
 
 def refuse_unknown(made: type[Made]) -> type[Made]:

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Literal, get_args
 
 from think_celery.durations import Duration, as_timedelta
-from think_celery.errors import InvalidValue
+from think_celery.errors import InvalidType, InvalidValue
 from think_celery.wording import a_type
 
 Backoff = Literal["exponential", "linear", "constant"]
@@ -77,10 +77,10 @@ def check_retry(given: object) -> None:
     """Make sure that it is a ``Retry``, or ``None``.
 
     Raises:
-        TypeError: It is neither.
+        InvalidType: It is neither.
     """
     if not isinstance(given, Retry | None):
-        raise TypeError(f"retry is {a_type(given)}; pass Retry(max_attempts=…).")
+        raise InvalidType(f"retry is {a_type(given)}; pass Retry(max_attempts=…).")
 
 
 def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:

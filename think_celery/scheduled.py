@@ -294,7 +294,7 @@ def _rule(
 def _metadata(where: str, task: ScheduledTask, limit: int) -> dict[str, Any] | None:
     try:
         return serialization.json_metadata(task.metadata, limit)
-    except (InvalidValue, TypeError) as error:
+    except InvalidValue as error:
         raise InvalidSchedule(
             where, f"its metadata can't be kept: {error}", "Pass a dict of JSON values."
         ) from None

@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from pydantic import BaseModel
 
 from think_celery.classes import class_name, find_class, is_dataclass_type, is_orm_object
-from think_celery.errors import NotSerializable, PayloadTooLarge, UnreadableValue
+from think_celery.errors import InvalidType, NotSerializable, PayloadTooLarge, UnreadableValue
 from think_celery.records import dump_fields, load_dataclass, load_model
 from think_celery.wording import a_type, with_article
 
@@ -67,14 +67,14 @@ def json_metadata(value: Any, limit: int) -> dict[str, Any] | None:
     """The metadata that a user has passed, as it is stored: a dict of JSON values and nothing else.
 
     Raises:
-        TypeError: It is no dict.
+        InvalidType: It is no dict.
         NotSerializable: Something in it is no JSON value; the error names its path and a remedy.
         PayloadTooLarge: Its JSON is longer than *limit* characters.
     """
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise TypeError(f"metadata is {a_type(value)}; pass a dict of JSON values.")
+        raise InvalidType(f"metadata is {a_type(value)}; pass a dict of JSON values.")
     kept = dict(value)
     dumps(kept, what="metadata")
     check_size("the metadata", kept, limit)

@@ -172,7 +172,7 @@ class ThinkWorkflow(Generic[Agent, Params]):
         A hint, as :meth:`report_progress` is.
 
         Raises:
-            TypeError: It is neither.
+            InvalidType: It is neither.
             NotSerializable, PayloadTooLarge: It is no JSON, or too much.
         """
         replay = self._replay

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from tests.domain.crowd import change, count
+from tests.domain.flows import flow
 from tests.domain.porter import Hauler, porter, row
 from tests.domain.ringing import Ringer, ringer
 from think_celery import Retry, current
@@ -17,6 +18,7 @@ from think_celery.errors import (
     InvalidDuration,
     InvalidMethod,
     InvalidSchedule,
+    InvalidType,
     InvalidValue,
     JobNotFound,
     ThinkError,
@@ -26,6 +28,7 @@ from think_celery.names import MAX_KEY
 from think_celery.scheduled import read_tasks
 from think_celery.store import tables
 from think_celery.store.schedule_tables import schedules
+from think_celery.store.tables import submissions
 from think_celery.testing import ThinkTest
 
 NO_TEXT = "a\0b\ud800c"
@@ -68,6 +71,39 @@ def test_a_kind_that_is_none(quick: ThinkTest, unfit):
     """It is refused as another word is."""
     with pytest.raises(InvalidValue, match="kind="):
         porter(quick.rt).list_jobs(kind=unfit)
+
+
+@pytest.mark.parametrize("unfit", [77, b"x", ["x"]])
+def test_what_is_no_text_or_no_dict_is_an_unfit_value(quick: ThinkTest, unfit: Any):
+    """What is of a wrong type is refused by one error, which is a ValueError and a TypeError."""
+    agent, walker, Flow = Ringer._bound_to(quick.rt, "a"), porter(quick.rt), flow(lambda event, step: None)
+    for call in (
+        lambda: agent.submit_messages("x", idempotency_key=unfit),
+        lambda: agent.submit_messages("x", submission_id=unfit),
+        lambda: agent.submit_messages("x", metadata=unfit),
+        lambda: agent.save_messages("x", idempotency_key=unfit),
+        lambda: agent.save_messages("x", metadata=unfit),
+        lambda: agent.save_messages("x", signal=unfit),
+        lambda: agent.receive_messages("x", idempotency_key=unfit),
+        lambda: agent.schedule("1 hour", "ring", metadata=unfit),
+        lambda: agent.schedule("1 hour", "ring", retry=unfit),
+        lambda: agent.delete_submissions(completed_before=unfit),
+        lambda: agent.list_schedules(due_after=unfit),
+        lambda: agent.broadcast(unfit),
+        lambda: walker.queue(walker.carry, idempotency_key=unfit),
+        lambda: walker.queue(walker.carry, metadata=unfit),
+        lambda: agent.run_workflow(Flow, {}, workflow_id=unfit),
+        lambda: agent.run_workflow(Flow, {}, metadata=unfit),
+        lambda: agent.send_workflow_event(Flow, "x", type=unfit),
+        lambda: agent.send_workflow_event(Flow, "x", type="go", idempotency_key=unfit),
+        lambda: Ringer(unfit),
+        lambda: current().list_schedules(agent_class=unfit),
+    ):
+        with pytest.raises(InvalidType) as refused:
+            call()
+        assert isinstance(refused.value, InvalidValue)
+        assert isinstance(refused.value, TypeError)
+    assert count(quick.rt, submissions) == 0
 
 
 @pytest.mark.parametrize("unfit", ["2027-01-01", 3, b"x"])

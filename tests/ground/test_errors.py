@@ -30,6 +30,7 @@ SAMPLES: dict[str, tuple[tuple[Any, ...], str]] = {
     "CannotJoin": (("it is no connection; pass one",), "pass one"),
     "NoModel": (("openai/x", "set think_openai_api_key"), "set think_openai_api_key"),
     "InvalidTool": (("x", "it is odd", "Change it."), "Change it."),
+    "InvalidType": (("idempotency_key=77: pass a text.",), "pass a text"),
     "InvalidMessage": (("messages[0]", "int is no message"), 'dict such as {"role": "user"'),
     "InvalidDuration": (("'soon'",), '"3 days"'),
     "InvalidSchedule": (

@@ -118,7 +118,7 @@ class AgentControl(AgentHandle, abstract=True):
 
         Raises:
             ValueError: *status* is unknown, or *completed_before* has no time zone or can't be read.
-            TypeError: *completed_before* is something else.
+            InvalidType: *completed_before* is something else.
         """
         return control.delete_all(
             self._rt, self._ref, status=status, workflow=workflow, completed_before=completed_before

@@ -145,7 +145,7 @@ class AgentFibers(AgentHandle, abstract=True):
         """Decide on an interrupted fiber, and say whether this call did; any other stays as it is.
 
         Raises:
-            TypeError: *recovery* is no ``FiberRecovery``.
+            InvalidType: *recovery* is no ``FiberRecovery``.
             InvalidValue: It says ``"interrupted"``.
             NotSerializable, PayloadTooLarge: Its output or snapshot can't be stored.
         """

@@ -34,7 +34,7 @@ class AgentInteractions(AgentHandle, abstract=True):
         Raises:
             InteractionNotFound: The agent has no such call that waits, or ever did.
             InteractionMismatch: A client answers the call, or it was changed since.
-            TypeError: *reason* is no text.
+            InvalidType: *reason* is no text.
         """
         return decisions.approve(self._rt, self._ref, tool_call_id, reason=reason, queue=self._celery_queue)
 

@@ -48,7 +48,7 @@ class AgentJobs(AgentHandle, abstract=True):
             InvalidMethod: It is no method of this agent, or can't be called with one payload.
             InvalidValue: The payload does not fit the method's annotation, or the key is unfit.
             NotSerializable, PayloadTooLarge: The payload or the metadata can't be stored.
-            TypeError: *retry* is no ``Retry``.
+            InvalidType: *retry* is no ``Retry``.
         """
         return control.queue(
             self._rt,

@@ -59,7 +59,7 @@ class AgentSchedules(AgentHandle, abstract=True):
             InvalidValue: *when* is a naive datetime, or can't be read at all.
             InvalidMethod: *method* is none of this agent's, or can't be called so.
             NotSerializable, PayloadTooLarge: *payload* or *metadata* can't be stored.
-            TypeError: *retry* is no ``Retry``.
+            InvalidType: *retry* is no ``Retry``.
         """
         zones = {"default_timezone": self.get_default_timezone(), "cron_timezone": self._rt.timezone}
         rule = read_when(when, timezone, **zones)

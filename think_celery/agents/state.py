@@ -85,7 +85,7 @@ class AgentState(AgentHandle, abstract=True):
         which tells nobody, it is not).
 
         Raises:
-            TypeError: It is neither a text nor a dict.
+            InvalidType: It is neither a text nor a dict.
             NotSerializable, PayloadTooLarge: It is no JSON, or exceeds ``think_max_payload``.
         """
         agents.broadcast(self._rt, self._ref, message)

@@ -43,7 +43,7 @@ class AgentTurns(AgentHandle, abstract=True):
             PayloadTooLarge: Messages or metadata exceed ``think_max_payload``.
             NotSerializable: The metadata is not JSON.
             ValueError: An id or key is blank, too long, or begins with ``think-``.
-            TypeError: An id or key is no text, or the metadata no dict.
+            InvalidType: An id or key is no text, or the metadata no dict.
         """
         rt = self._rt
         row, accepted, same = submissions.submit(
@@ -93,7 +93,7 @@ class AgentTurns(AgentHandle, abstract=True):
                 is, unless :meth:`on_chat_recovery`, which reads the intent, decides otherwise.
 
         Raises:
-            TypeError: *reason* is no text.
+            InvalidType: *reason* is no text.
         """
         said = kept_reason(reason)
         if self.inspect_submission(submission_id) is None:
@@ -121,6 +121,6 @@ class AgentTurns(AgentHandle, abstract=True):
 
         Raises:
             ValueError: A status is none, or *completed_before* has no time zone or can't be read.
-            TypeError: *completed_before* is something else.
+            InvalidType: *completed_before* is something else.
         """
         return submissions.delete_all(self._rt, self._ref, status=status, completed_before=completed_before)

@@ -55,7 +55,7 @@ class AgentWaiting(AgentHandle, abstract=True):
             NestedTurn: Called in a turn that would wait for itself, such as in a tool of the same agent.
             InsideTransaction: Called inside a joined transaction.
             EmptySubmission, InvalidMessage, PayloadTooLarge: As for :meth:`submit_messages`; so are ValueError,
-                TypeError and NotSerializable for an unfit key or metadata.
+                InvalidType and NotSerializable for an unfit key or metadata.
         """
         return saves.save(
             self._rt,
@@ -88,7 +88,7 @@ class AgentWaiting(AgentHandle, abstract=True):
 
         Raises:
             TurnStillRunning, NestedTurn, InsideTransaction: As for :meth:`save_messages`.
-            TypeError, NotSerializable, PayloadTooLarge: The metadata is no dict, no JSON, or too large.
+            InvalidType, NotSerializable, PayloadTooLarge: The metadata is no dict, no JSON, or too large.
         """
         return saves.continue_last(
             self._rt,
@@ -142,7 +142,7 @@ class AgentWaiting(AgentHandle, abstract=True):
 
         Raises:
             InsideTransaction: Called inside a joined transaction, with another strategy than ``queue``.
-            ValueError, TypeError: As for :meth:`submit_messages`.
+            ValueError, InvalidType: As for :meth:`submit_messages`.
         """
         rt = self._rt
         row, accepted, same = chats.receive(

@@ -104,7 +104,8 @@ class AgentWorkflows(AgentHandle, abstract=True):
             metadata: What ``Approval.metadata`` will be.
             workflow: The workflow class or its registered name, where several have a run of that id.
 
-        Raises what :meth:`get_workflow` raises, and TypeError, NotSerializable or PayloadTooLarge for unfit arguments.
+        Raises what :meth:`get_workflow` raises, and InvalidType, NotSerializable or PayloadTooLarge for
+        unfit arguments.
         """
         return runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
 
@@ -119,7 +120,7 @@ class AgentWorkflows(AgentHandle, abstract=True):
 
         False says that its run has ended: nobody will take it.
 
-        Raises what :meth:`get_workflow` raises, and TypeError for an unfit reason.
+        Raises what :meth:`get_workflow` raises, and InvalidType for an unfit reason.
         """
         return runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
 
@@ -161,7 +162,7 @@ class AgentWorkflows(AgentHandle, abstract=True):
 
         Raises:
             ValueError: *status*, *limit* or *cursor* can't be.
-            TypeError: *metadata* is no dict.
+            InvalidType: *metadata* is no dict.
         """
         return listing.find(
             self._rt,

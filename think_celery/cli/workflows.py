@@ -244,10 +244,7 @@ def _decide(
     rt = runtime_of(app, database_url)
     row = find_row(rt, workflow_id, workflow)
     _still_goes_on(row, Given(app, database_url), "the decision")
-    try:
-        runs.decide(rt, workflow_id, row.workflow, approved=approved, reason=reason, metadata=metadata)
-    except TypeError as error:
-        raise Unusable(str(error)) from error
+    runs.decide(rt, workflow_id, row.workflow, approved=approved, reason=reason, metadata=metadata)
     click.echo(f"{'Approved' if approved else 'Rejected'} {workflow_id!r}.")
 
 

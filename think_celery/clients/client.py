@@ -66,7 +66,7 @@ class ThinkClient(WorkflowClient, JobClient):
         With *if_interrupted* only the intent is stored: see the agent's method of this name.
 
         Raises:
-            TypeError: *reason* is no text.
+            InvalidType: *reason* is no text.
         """
         cancel = submissions.intend_to_cancel if if_interrupted else submissions.cancel_by_id
         return cancel(self._rt, submission_id, reason)
@@ -93,7 +93,7 @@ class ThinkClient(WorkflowClient, JobClient):
 
         Raises:
             ValueError: *limit* is no whole number between 1 and 1000.
-            TypeError: *agent_class* is neither an agent class nor a name.
+            InvalidType: *agent_class* is neither an agent class nor a name.
         """
         return interactions.pending_of_all(
             self._rt, agent_class=agent_class, newest_first=newest_first, limit=limit
@@ -105,7 +105,7 @@ class ThinkClient(WorkflowClient, JobClient):
         Raises:
             InteractionNotFound: There is none of that ``interaction_id``.
             InteractionMismatch: A client answers the call, or it was changed since.
-            TypeError: *reason* is no text.
+            InvalidType: *reason* is no text.
         """
         return decisions.approve(self._rt, None, interaction_id, reason=reason)
 
@@ -154,7 +154,7 @@ class ThinkClient(WorkflowClient, JobClient):
 
         Raises:
             ValueError: *kind* is unknown, *limit* is out of range, or the instant is a naive datetime.
-            TypeError: *agent_class* is neither an agent class nor a name.
+            InvalidType: *agent_class* is neither an agent class nor a name.
         """
         found = schedules.find(
             self._rt,

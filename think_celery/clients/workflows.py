@@ -138,7 +138,8 @@ class WorkflowClient:
 
         False says that its run has ended: nobody will take it.
 
-        Raises what :meth:`get_workflow` raises, and TypeError, NotSerializable or PayloadTooLarge for unfit arguments.
+        Raises what :meth:`get_workflow` raises, and InvalidType, NotSerializable or PayloadTooLarge for
+        unfit arguments.
         """
         return runs.decide(self._rt, workflow_id, workflow, approved=True, reason=reason, metadata=metadata)
 
@@ -147,7 +148,7 @@ class WorkflowClient:
     ) -> bool:
         """Reject what a workflow waits for; false says that the run has ended, and nobody will take it.
 
-        Raises what :meth:`get_workflow` raises, and TypeError.
+        Raises what :meth:`get_workflow` raises, and InvalidType.
         """
         return runs.decide(self._rt, workflow_id, workflow, approved=False, reason=reason)
 

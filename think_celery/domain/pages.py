@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from think_celery.clock import from_microseconds, to_microseconds
 from think_celery.durations import as_timedelta
-from think_celery.errors import InvalidDuration, InvalidValue
+from think_celery.errors import InvalidDuration, InvalidType, InvalidValue
 from think_celery.wording import a_type, shown
 
 MAX_PAGE = 1000
@@ -138,11 +138,11 @@ def as_instant(name: str, given: Any, now: datetime) -> datetime | None:
     """The instant that is meant: an aware datetime, or so long ago; ``None`` where none is given.
 
     Raises:
-        TypeError: It is neither.
+        InvalidType: It is neither.
         InvalidValue: It has no time zone, or the span can't be read.
     """
     if given is not None and not isinstance(given, datetime | timedelta | str):
-        raise TypeError(
+        raise InvalidType(
             f'{name} is {shown(given)}; pass an aware datetime, or how long ago: "90 days", a timedelta.'
         )
     if given is None or isinstance(given, datetime):
@@ -158,11 +158,11 @@ def check_instant(name: str, given: Any) -> None:
     """Make sure that it is an instant, or ``None``.
 
     Raises:
-        TypeError: It is no ``datetime``.
+        InvalidType: It is no ``datetime``.
         InvalidValue: It has no time zone.
     """
     if not isinstance(given, datetime | None):
-        raise TypeError(f"{name} is {a_type(given)}; pass an aware datetime.")
+        raise InvalidType(f"{name} is {a_type(given)}; pass an aware datetime.")
     if given is not None and given.utcoffset() is None:
         raise InvalidValue(
             f"{name}={given!r} has no time zone, so it names no instant. Pass an aware datetime."
@@ -173,9 +173,9 @@ def class_name(agent_class: Any) -> str | None:
     """The registered name of an agent class, given as the class or as that name; ``None`` where none is given.
 
     Raises:
-        TypeError: Something else was given.
+        InvalidType: Something else was given.
     """
     name = getattr(agent_class, "agent_class", agent_class)
     if name is not None and not isinstance(name, str):
-        raise TypeError(f"agent_class is {shown(agent_class)}; pass an agent class, or the name of one.")
+        raise InvalidType(f"agent_class is {shown(agent_class)}; pass an agent class, or the name of one.")
     return name

@@ -17,6 +17,7 @@ The tree::
     │   ├── NoModel                  no model was named, or its name can't be resolved
     │   └── InvalidTool              a function that can't be offered to a model
     ├── InvalidValue
+    │   ├── InvalidType              of another type than is taken
     │   ├── InvalidMessage           not a message
     │   ├── InvalidDuration          not a span of time
     │   ├── InvalidSchedule          not a schedule, or its time zone is unknown, missing or in doubt
@@ -148,6 +149,7 @@ from think_celery.errors.values import (
     InvalidSchedule,
     InvalidToolArguments,
     InvalidToolResult,
+    InvalidType,
     InvalidValue,
     NotSerializable,
     PayloadTooLarge,
@@ -222,6 +224,7 @@ __all__ = [
     "InvalidTool",
     "InvalidToolArguments",
     "InvalidToolResult",
+    "InvalidType",
     "InvalidValue",
     "JobError",
     "JobFailed",

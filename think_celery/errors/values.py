@@ -10,6 +10,10 @@ class InvalidValue(ThinkError, ValueError):
     """A value that was passed can't be used."""
 
 
+class InvalidType(InvalidValue, TypeError):
+    """A value that was passed is of another type than is taken."""
+
+
 class InvalidMessage(InvalidValue, TypeError):
     """Something that was passed as a message is none."""
 

@@ -10,7 +10,7 @@ from think_celery import serialization
 from think_celery.domain.agents.reactions import react
 from think_celery.domain.conversation import live
 from think_celery.domain.inhand import all_in_hand
-from think_celery.errors import AsyncNotSupported, InvalidValue, LeaseLost, StateContended
+from think_celery.errors import AsyncNotSupported, InvalidType, InvalidValue, LeaseLost, StateContended
 from think_celery.ids import AgentRef
 from think_celery.runtime import Runtime
 from think_celery.store import agents
@@ -151,11 +151,11 @@ def broadcast(rt: Runtime, agent: AgentRef, message: Any) -> None:
     """Show a text or a dict to everyone who listens to the agent; in a joined transaction after its commit.
 
     Raises:
-        TypeError: It is neither.
+        InvalidType: It is neither.
         NotSerializable, PayloadTooLarge: It is no JSON, or too much.
     """
     if not isinstance(message, str | dict):
-        raise TypeError(f"broadcast() takes a text or a dict, not {a_type(message)}.")
+        raise InvalidType(f"broadcast() takes a text or a dict, not {a_type(message)}.")
     serialization.dumps(message, what="message")
     serialization.check_size("the message", message, rt.settings.max_payload)
     event = {"type": "broadcast", "data": message}

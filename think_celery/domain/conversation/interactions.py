@@ -81,7 +81,7 @@ def pending_of_all(
 
     Raises:
         InvalidValue: *limit* is no whole number between 1 and 1000.
-        TypeError: *agent_class* is neither an agent class nor a name.
+        InvalidType: *agent_class* is neither an agent class nor a name.
     """
     check_limit(limit)
     name = class_name(agent_class)

@@ -212,7 +212,7 @@ def cancel(rt: Runtime, job_id: str, reason: str | None = None, agent_id: str | 
     """End a job as aborted, and say whether this call did; an ended or unknown one stays as it is.
 
     Raises:
-        TypeError: *reason* is no text.
+        InvalidType: *reason* is no text.
     """
     said = kept_reason(reason)
     if row_of(rt, job_id, agent_id) is None:

@@ -11,7 +11,7 @@ from think_celery.domain.jobs.records import FiberRun, as_fiber
 from think_celery.domain.pages import Page
 from think_celery.domain.turns import helping
 from think_celery.durations import Duration, as_timedelta
-from think_celery.errors import InsideTransaction, InvalidValue
+from think_celery.errors import InsideTransaction, InvalidType, InvalidValue
 from think_celery.hooks.fibers import FiberRecovery
 from think_celery.ids import AgentRef
 from think_celery.runtime import Runtime
@@ -163,7 +163,7 @@ def cancel(rt: Runtime, fiber_id: str, reason: str | None, agent_id: str | None 
     """End a fiber as aborted, and say whether this call did.
 
     Raises:
-        TypeError: *reason* is no text.
+        InvalidType: *reason* is no text.
     """
     said = kept_reason(reason)
     if row_of(rt, fiber_id, agent_id) is None:
@@ -182,12 +182,12 @@ def resolve(rt: Runtime, fiber_id: str, decision: FiberRecovery, agent_id: str |
     """Decide on an interrupted fiber, and say whether this call did; any other stays as it is.
 
     Raises:
-        TypeError: *decision* is no ``FiberRecovery``.
+        InvalidType: *decision* is no ``FiberRecovery``.
         InvalidValue: It would leave the fiber as it is.
         NotSerializable, PayloadTooLarge: Its output or snapshot can't be stored.
     """
     if not isinstance(decision, FiberRecovery):
-        raise TypeError(f"resolve_fiber() takes a FiberRecovery, not {a_type(decision)}.")
+        raise InvalidType(f"resolve_fiber() takes a FiberRecovery, not {a_type(decision)}.")
     if decision.status == "interrupted":
         raise InvalidValue(
             "resolve_fiber(): an interrupted fiber is interrupted already. Decide on another status."

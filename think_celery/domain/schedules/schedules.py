@@ -69,7 +69,7 @@ def of_method(
     """Schedule a call of a method of this agent object, for a user.
 
     Raises:
-        TypeError: *retry* or *metadata* is something else.
+        InvalidType: *retry* or *metadata* is something else.
         InvalidMethod: The method is none of the agent's, or can't be called so.
         NotSerializable, PayloadTooLarge: The payload or the metadata can't be stored.
     """
@@ -285,7 +285,7 @@ def find(
     """Rows of schedules, the one that is due next first; *ended*: those that have ended, the latest first.
 
     Raises:
-        TypeError: *agent_class* is neither a class nor a name.
+        InvalidType: *agent_class* is neither a class nor a name.
         ValueError: A kind is unknown, *limit* is not between 1 and 1000, or an instant has no time zone.
     """
     check_limit(limit)

@@ -28,7 +28,6 @@ from think_celery.states import SubmissionStatus, TurnKind, is_terminal
 from think_celery.store import counts, heads, outbox, submissions, usage
 from think_celery.store import lines as line_rows
 from think_celery.store.database import Tx
-from think_celery.wording import a_type, shown
 
 logger = logging.getLogger("think_celery.submissions")
 
@@ -113,7 +112,7 @@ def accept(
 
     Raises:
         PayloadTooLarge: The messages or the metadata are.
-        TypeError: The metadata is no dict.
+        InvalidType: The metadata is no dict.
         NotSerializable: The metadata isn't JSON.
     """
     new = _new(
@@ -232,13 +231,8 @@ def check_names(idempotency_key: Any, submission_id: Any) -> None:
     """Make sure that a key and an id of a user's can be ones.
 
     Raises:
-        TypeError, InvalidValue: They can't.
+        InvalidValue: They can't.
     """
-    for name, value in (("idempotency_key", idempotency_key), ("submission_id", submission_id)):
-        if value is not None and not isinstance(value, str):
-            raise TypeError(
-                f"{name} is {shown(value)}, {a_type(value)}; pass a text, such as {name}='evt-1'."
-            )
     if idempotency_key is not None:
         check_name("idempotency_key", idempotency_key, MAX_KEY, reserved=True)
     if submission_id is not None:
@@ -287,7 +281,7 @@ def find(
 
 
 def cancel_by_id(rt: Runtime, submission_id: str, reason: str | None = None) -> bool:
-    """End a submission as aborted, from any process, and say whether this call did. TypeError: unfit *reason*."""
+    """End a submission as aborted, from any process, and say whether this call did. InvalidType: unfit *reason*."""
     said = kept_reason(reason)
     if not _can_be_an_id(submission_id):
         return False
@@ -325,7 +319,11 @@ INTENDED = "cancelled at its interruption"
 
 
 def intend_to_cancel(rt: Runtime, submission_id: str, reason: str | None = None) -> bool:
-    """Store that a submission shall end at its next interruption; False if it has ended. TypeError: unfit *reason*."""
+    """Store that a submission shall end at its next interruption; False if it has ended.
+
+    Raises:
+        InvalidType: *reason* is no text.
+    """
     why = kept_reason(reason) or INTENDED
     return _can_be_an_id(submission_id) and rt.db.accept(
         lambda tx: submissions.intend_to_cancel(tx, submission_id, why)

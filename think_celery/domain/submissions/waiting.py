@@ -15,6 +15,7 @@ from think_celery.domain.turns import helping
 from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
     InsideTransaction,
+    InvalidType,
     LeaseLost,
     SubmissionNotFound,
     TurnCancelled,
@@ -100,7 +101,7 @@ class Wait:
         if rt.db.inside_joined:
             raise InsideTransaction(call)
         if signal is not None and not isinstance(signal, AbortSignal):
-            raise TypeError(f"signal is {a_type(signal)}; pass the signal of an AbortController().")
+            raise InvalidType(f"signal is {a_type(signal)}; pass the signal of an AbortController().")
         self.rt, self.agent, self.call, self.signal = rt, agent, call, signal
         self.seconds = None if timeout is None else as_timedelta(timeout, "timeout").total_seconds()
         self._began = rt.clock.elapsed()

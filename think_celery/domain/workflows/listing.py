@@ -37,7 +37,7 @@ def find(
 
     Raises:
         InvalidValue: A status is unknown, *limit* is not between 1 and 1000, or *cursor* is none of a page.
-        TypeError: *metadata* is no dict.
+        InvalidType: *metadata* is no dict.
         NotSerializable: It isn't JSON.
     """
     check_limit(limit)

@@ -148,7 +148,7 @@ def decide(
     Raises what :func:`find_row` raises.
 
     Raises:
-        TypeError: The reason is no text, or the metadata no dict.
+        InvalidType: The reason is no text, or the metadata no dict.
         NotSerializable, PayloadTooLarge: The metadata can't be stored.
     """
     said = kept_reason(reason)
