@@ -22,6 +22,9 @@ class Porter(Think):
     autostart = ("front", "back")
     started: ClassVar[list[str]] = []
 
+    def carry(self) -> None:
+        """What is called later."""
+
     def on_start(self) -> None:
         Porter.started.append(self.name)
 
@@ -81,6 +84,35 @@ def test_one_that_is_not_there(t: ThinkTest, sqlite_url: str) -> None:
     assert ran.exit_code == 1
     assert "There is no agent Porter('nobody')" in ran.output
     assert "agents list" in ran.output
+
+
+@pytest.mark.parametrize("work", ["turn", "schedule", "job", "state", "start"])
+def test_one_that_has_only_waiting_work(t: ThinkTest, sqlite_url: str, work: str) -> None:
+    """What `destroy` would remove is there to be shown, reset and removed, though the agent had no turn yet."""
+    agent = Porter("fresh")
+    match work:
+        case "turn":
+            agent.submit_messages("Go", submission_id="s-1")
+        case "schedule":
+            agent.schedule("1 hour", "carry")
+        case "job":
+            agent.queue("carry")
+        case "state":
+            agent.set_state(1)
+        case "start":
+            agent.start()
+
+    shown = as_json("agents", "show", "Porter:fresh", "--database-url", sqlite_url)
+    assert run("agents", "show", "Porter:fresh", "--database-url", sqlite_url).exit_code == 0
+    assert (shown["name"], shown["head"]) == ("fresh", "s-1 (pending)" if work == "turn" else None)
+    assert run("agents", "reset", "Porter:fresh", "--yes", "--database-url", sqlite_url).exit_code == 0
+
+    gone = run("agents", "destroy", "Porter:fresh", "--yes", "--database-url", sqlite_url)
+    assert gone.exit_code == 0, gone.output
+    left = [agent.list_submissions(), agent.list_jobs(), agent.list_schedules()]
+    assert left == [[], [], []]
+    again = run("agents", "destroy", "Porter:fresh", "--yes", "--database-url", sqlite_url)
+    assert (again.exit_code, "There is no agent" in again.output) == (1, True)
 
 
 def test_one_is_started(t: ThinkTest, sqlite_url: str) -> None:

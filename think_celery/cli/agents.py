@@ -1,5 +1,6 @@
 """``think-celery agents``."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -39,7 +40,7 @@ def agents() -> None:
 def list_(
     agent_class: str | None, limit: int, app: App | None, database_url: str | None, as_json: bool
 ) -> None:
-    """List agents, newest first. One is there from its first turn, or from its start."""
+    """List agents, newest first. One is among them from its first turn, or from its start."""
     rt = runtime_of(app, database_url)
     found = rt.db.read(lambda tx: rows.find(tx, agent_class=agent_class, limit=limit))
     columns: list[Column] = [
@@ -116,16 +117,22 @@ def start(names: list[AgentRef], every: bool, app: App | None, database_url: str
         click.echo("No class names an agent in `autostart`.")
 
 
-def _must_exist(rt: Runtime, agent: AgentRef) -> tuple[Any, Any]:
-    """Its row, and the head of its line."""
-    row, head = rt.db.read(lambda tx: (rows.get(tx, agent.id), heads.head(tx, agent.id)))
-    if row is None or (row.destroyed_at is not None and head is None):
+_NO_ROW = dict.fromkeys(
+    ("created_at", "queue", "state", "started_version", "start_error_type", "start_error", "start_failed_at")
+) | {"state_version": 0}
+
+
+def _must_exist(rt: Runtime, agent: AgentRef) -> None:
+    if not rt.db.read(lambda tx: rows.is_there(tx, agent.id)):
         raise Failure(f"There is no agent {agent}. See: think-celery agents list")
-    return row, head
 
 
 def _told(rt: Runtime, agent: AgentRef) -> dict[str, Any]:
-    row, head = _must_exist(rt, agent)
+    _must_exist(rt, agent)
+    found, head = rt.db.read(lambda tx: (rows.get(tx, agent.id), heads.head(tx, agent.id)))
+    row: Any = found
+    if found is None:  # nothing of it has begun yet
+        row = SimpleNamespace(**(_NO_ROW | {"agent_class": agent.agent_class, "name": agent.name}))
     used, calls = usage.of_agent(rt, agent), interactions.pending(rt, agent)
     return {
         **_as_dict(row),

@@ -10,8 +10,10 @@ from think_celery.ids import AgentRef
 from think_celery.retries import MISSED_AFTER
 from think_celery.store.database import Tx
 from think_celery.store.missed import PutOff
+from think_celery.store.schedule_tables import schedules
 from think_celery.store.statements import AT_MOST, insert_new, now, on_each, span, unlocked
-from think_celery.store.tables import agents, lines, messages, submissions
+from think_celery.store.submissions import epoch_of
+from think_celery.store.tables import agents, jobs, lines, messages, submissions
 
 _MAKE = insert_new(agents, agents.c.epoch, epoch=0, created_at=now())
 _OF_SUBMISSION = select(
@@ -65,6 +67,23 @@ LIVES = or_(
     exists().where(messages.c.agent_id == agents.c.id),
     exists().where(submissions.c.agent_id == agents.c.id, submissions.c.epoch >= agents.c.epoch),
 )
+
+
+_IS_THERE = select(
+    or_(
+        exists().where(_MINE, LIVES),
+        exists().where(
+            submissions.c.agent_id == bindparam("agent"), submissions.c.epoch >= epoch_of(bindparam("agent"))
+        ),
+        exists().where(jobs.c.agent_id == bindparam("agent")),
+        exists().where(schedules.c.agent_id == bindparam("agent")),
+    )
+)
+
+
+def is_there(tx: Tx, agent_id: str) -> bool:
+    """Whether there is anything of the agent; it has no row before its first turn, start or state."""
+    return bool(tx.execute(_IS_THERE, {"agent": agent_id}).scalar_one())
 
 
 def find(tx: Tx, *, agent_class: str | None = None, limit: int = 100) -> Sequence[Row[Any]]:
