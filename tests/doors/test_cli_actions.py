@@ -291,6 +291,36 @@ class TestThroughCelery:
         assert "celery -A shop think db upgrade" in ran.stderr
         assert "Traceback" not in ran.stderr
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("-A", "cli_front", "agents", "list"),
+            ("agents", "--app", "cli_front", "list"),
+            ("agents", "list", "-A", "cli_front"),
+            ("-A", "cli_front", "agents", "list", "-A", "cli_front"),
+        ],
+        ids=" ".join,
+    )
+    def test_the_app_may_be_named_in_front(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    ) -> None:
+        """As Celery's users write it, and then no database but that app's is looked into."""
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "cli_front.py").write_text(
+            "from celery import Celery\nfrom think_celery import ThinkCelery\n"
+            "app = Celery('cli_front', broker='memory://', set_as_current=False)\n"
+            "app.conf.think_database_url = 'sqlite:///front.db'\nthink = ThinkCelery(app)\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+
+        ran = run(*words)
+        two = run("-A", "cli_front", "agents", "list", "-A", "cli_other")
+
+        assert ran.exit_code == 2
+        assert "There is no database" in ran.stderr
+        assert "db upgrade -A cli_front" in ran.stderr
+        assert "Two apps are named: -A cli_front, and -A cli_other" in two.stderr
+
     def test_two_apps_are_one_too_many(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Named twice, `-A` must name the same."""
         (tmp_path / "cli_two.py").write_text(

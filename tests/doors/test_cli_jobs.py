@@ -57,6 +57,9 @@ class TestJobs:
         t.skip("61 minutes")
 
         rows = run("jobs", "list", "--database-url", sqlite_url).stdout.splitlines()
+        (tidied,) = Clockwork("a").list_jobs(method=None, kind="scheduled")
+        again = run("jobs", "retry", tidied.job_id, "--yes", "--database-url", sqlite_url)
+        assert (again.exit_code, "can't be begun again" in again.output) == (1, True)
         listed = as_json("jobs", "list", "--json", "--database-url", sqlite_url)
 
         assert re.split(r"\s{2,}", rows[0].strip())[3] == "calls"

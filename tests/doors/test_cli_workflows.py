@@ -326,21 +326,24 @@ class TestList:
 
 class TestActions:
     def test_each_and_the_next_command_where_it_can_t(self, t: ThinkTest, cli: Any):
-        """A26 from the shell. Exit code 2 and the command to run next where there is nothing to do."""
+        """A26 from the shell. Exit code 1 and the command to run next where there is nothing to do."""
         begin(t)
         steps: list[tuple[tuple[str, ...], int, str]] = [
             (("pause", "e1"), 0, "Paused 'e1'."),
             (
                 ("pause", "e1"),
-                2,
+                1,
                 "'e1' is paused, so there is nothing to pause. See think-celery workflows show e1",
             ),
             (("resume", "e1"), 0, "Resumed 'e1'."),
-            (("resume", "e1"), 2, "so there is nothing to resume. See think-celery workflows show e1"),
+            (("resume", "e1"), 1, "so there is nothing to resume. See think-celery workflows show e1"),
             (("restart", "e1"), 1, "End that run, and begin anew?"),
             (("restart", "e1", "--yes"), 0, "Restarted 'e1': run 2."),
             (("terminate", "e1", "--yes"), 0, "Terminated 'e1'."),
-            (("terminate", "e1", "--yes"), 2, "To run it again: think-celery workflows restart e1"),
+            (("terminate", "e1", "--yes"), 1, "To run it again: think-celery workflows restart e1"),
+            (("pause", "e1"), 1, "is terminated, so there is nothing to pause"),
+            (("resume", "e1"), 1, "is not paused (terminated)"),
+            (("send-event", "e1", "--type", "x"), 1, "nobody will take the event"),
             (("approve", "e1"), 1, "nobody will take the decision. Nothing was sent. To run it again"),
             (("restart", "e1"), 0, "Restarted 'e1': run 3."),
             (("delete", "e1"), 1, "Delete Exam('e1'), which is queued?"),

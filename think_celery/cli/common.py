@@ -14,7 +14,7 @@ from celery import Celery
 from celery.app.utils import find_app
 
 from think_celery.app import ThinkCelery
-from think_celery.cli.options import App, through_celery
+from think_celery.cli.options import App, app_of_group, through_celery
 from think_celery.cli.printing import print_what_can_be
 from think_celery.errors import ConfigurationError, InvalidValue, ThinkError
 from think_celery.memory import default_to_memory
@@ -24,7 +24,14 @@ from think_celery.wording import shown
 
 
 class Group(click.Group):
-    """A group whose commands print errors of ours, and that the database is away, without a traceback."""
+    """A group whose commands print errors of ours, and that the database is away, without a traceback.
+
+    It takes ``--app`` for them, where Celery's users write it: in front.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(app_of_group())
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from think_celery.cli.common import Failure, Group, Unusable, runtime_of
+from think_celery.cli.common import Failure, Group, runtime_of
 from think_celery.cli.options import (
     App,
     agent_option,
@@ -21,7 +21,7 @@ from think_celery.cli.printing import AGENT, Column, print_list, print_one
 from think_celery.domain.jobs import control
 from think_celery.domain.jobs.control import KINDS
 from think_celery.domain.jobs.records import times_begun
-from think_celery.errors import JobError, JobNotFound
+from think_celery.errors import JobNotFound
 from think_celery.ids import AgentRef
 from think_celery.plain import plain_value
 from think_celery.runtime import Runtime
@@ -120,10 +120,7 @@ def retry(job_id: str, yes: bool, app: App | None, database_url: str | None) -> 
     rt = runtime_of(app, database_url)
     if _require(rt, job_id).status == JobStatus.COMPLETED:
         be_sure(f"{job_id} is completed: nothing failed. Make the same call once more?", yes)
-    try:
-        again = control.retry(rt, job_id)
-    except JobError as error:
-        raise Unusable(str(error)) from error
+    again = control.retry(rt, job_id)
     if again.job_id == job_id:
         click.echo(f"{job_id} runs as soon as a worker is free.")
     else:

@@ -25,20 +25,39 @@ App = str | Celery
 # --- whose app ------------------------------------------------------------------------------------
 
 
+_NAMED = "think_celery.app"
+_APP_HELP = "Your Celery app, such as proj.app; its settings are used."
+
+
 def app_option(*, required: bool = False) -> Callable[[F], F]:
-    """Add ``--app``. Behind ``celery -A proj think`` it need not be given again."""
+    """Add ``--app``. Behind ``celery -A proj think``, or ``think-celery -A proj``, it need not be given again."""
 
     def app_of(ctx: click.Context, _: click.Parameter, given: str | None) -> App | None:
-        outer = celery_option(ctx)
-        if given is not None and outer is not None and given != outer:
-            raise click.UsageError(f"Two apps are named: celery -A {outer}, and -A {given}. Leave one away.")
-        app = given if given is not None else outer
+        app = _named(ctx, given)
         if required and app is None:
             raise click.UsageError("Missing option '-A' / '--app'.")
         return app
 
-    text = "Your Celery app, such as proj.app; its settings are used."
-    return click.option("-A", "--app", metavar="MODULE", help=text, callback=app_of)
+    return click.option("-A", "--app", metavar="MODULE", help=_APP_HELP, callback=app_of)
+
+
+def app_of_group() -> click.Option:
+    """The option ``--app`` of a group, which passes it on to its commands."""
+
+    def keep(ctx: click.Context, _: click.Parameter, given: str | None) -> None:
+        ctx.meta[_NAMED] = _named(ctx, given)
+
+    return click.Option(["-A", "--app"], metavar="MODULE", help=_APP_HELP, callback=keep, expose_value=False)
+
+
+def _named(ctx: click.Context, given: str | None) -> App | None:
+    """The app that is named here, or was before."""
+    celerys, before = celery_option(ctx), ctx.meta.get(_NAMED)
+    outer = celerys if before is None else before
+    if given is not None and outer is not None and given != outer:
+        words = "celery -A" if outer is celerys else "-A"
+        raise click.UsageError(f"Two apps are named: {words} {outer}, and -A {given}. Leave one away.")
+    return outer if given is None else given
 
 
 def app_options(command: F) -> F:

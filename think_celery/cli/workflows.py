@@ -263,11 +263,14 @@ def _still_goes_on(row: Any, given: Given, what: str) -> None:
 @workflows.command()
 @one_workflow
 def pause(workflow_id: str, workflow: str | None, app: App | None, database_url: str | None) -> None:
-    """Let a run stop until it is resumed: at once if it waits, at its next step if a worker has it in hand."""
+    """Let a run stop until it is resumed: at once if it waits, at its next step if a worker has it in hand.
+
+    Exits with 1 if there is nothing to pause.
+    """
     rt, given = runtime_of(app, database_url), Given(app, database_url)
     row = find_row(rt, workflow_id, workflow)
     if not control.pause(rt, WorkflowRef.of(row)):
-        raise Unusable(
+        raise Failure(
             f"{workflow_id!r} is {row.status}, so there is nothing to pause. See "
             f"{given.command(f'workflows show {workflow_words(row)}')}"
         )
@@ -281,11 +284,14 @@ def pause(workflow_id: str, workflow: str | None, app: App | None, database_url:
 @workflows.command()
 @one_workflow
 def resume(workflow_id: str, workflow: str | None, app: App | None, database_url: str | None) -> None:
-    """Let a paused run go on; one whose code did not fit its journal, once the right code is deployed."""
+    """Let a paused run go on; one whose code did not fit its journal, once the right code is deployed.
+
+    Exits with 1 if it is not paused.
+    """
     rt, given = runtime_of(app, database_url), Given(app, database_url)
     row = find_row(rt, workflow_id, workflow)
     if not control.resume(rt, WorkflowRef.of(row)):
-        raise Unusable(
+        raise Failure(
             f"{workflow_id!r} is not paused ({row.status}), so there is nothing to resume. See "
             f"{given.command(f'workflows show {workflow_words(row)}')}"
         )
@@ -298,13 +304,13 @@ def resume(workflow_id: str, workflow: str | None, app: App | None, database_url
 def terminate(
     workflow_id: str, yes: bool, workflow: str | None, app: App | None, database_url: str | None
 ) -> None:
-    """End a run where it stands, with its unfinished prompts and children."""
+    """End a run where it stands, with its unfinished prompts and children. Exits with 1 if it had ended."""
     rt, given = runtime_of(app, database_url), Given(app, database_url)
     row = find_row(rt, workflow_id, workflow)
     reference = WorkflowRef.of(row)
     be_sure(f"Terminate {reference}, which is {row.status}?", yes)
     if not control.terminate(rt, reference):
-        raise Unusable(
+        raise Failure(
             f"{workflow_id!r} has ended ({_status(rt, row)}), so there is nothing to terminate. To run it again: "
             f"{given.command(f'workflows restart {workflow_words(row)}')}"
         )
