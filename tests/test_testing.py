@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from think_celery import Think, ThinkWorkflow
+from think_celery import Retry, Think, ThinkWorkflow
 from think_celery.domain.submissions import submissions
 from think_celery.errors import ModelError, NotConfigured, WorkflowError
 from think_celery.providers.openai import OpenAIModel
@@ -26,6 +26,11 @@ class Archivist(Think):
 
 class Watchman(Think):
     pass
+
+
+class AfterEnd(ThinkWorkflow):
+    def run(self, event: Any, step: Any) -> str:
+        return "done"
 
 
 def look() -> str:
@@ -94,6 +99,30 @@ class TestRuntime:
         assert len(files) == 2
         assert not any(path.parent.exists() for path in files)
 
+    @pytest.mark.parametrize("own", [True, False], ids=["temporary", "given"])
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda t, _: t.run_until_idle(),
+            lambda t, _: t.skip("1 day"),
+            lambda t, _: t.steps("w1"),
+            lambda t, _: t.replay("w1"),
+            lambda t, _: t.workflow(AfterEnd, "w1"),
+            lambda t, _: t.output(AfterEnd, "w1"),
+            lambda t, _: t.send_event(AfterEnd, "w1", type="go"),
+            lambda _, submission: submission.message(),
+        ],
+    )
+    def test_nothing_works_after_its_end(self, own: bool, call: Any, database_url: str):
+        """The error says so, and what to do; it is no error of a database whose file is gone."""
+        with think_test(database_url=None if own else database_url) as t:
+            t.script(Watchman, say("Hello"))
+            submission = Watchman("a").submit_messages("Hi")
+            Watchman("a").run_workflow(AfterEnd, workflow_id="w1")
+
+        with pytest.raises(AssertionError, match=r"has ended.* Move this call into the block"):
+            call(t, submission)
+
     def test_real_requests_are_forbidden(self):
         """A model on the network is refused, and the turn ends with an error that says what to write."""
         with think_test(
@@ -152,6 +181,27 @@ class TestWork:
 
         assert [m.text for m in Watchman("a").messages] == ["a", "A", "a", "A"]
         assert [m.text for m in Watchman("b").messages] == ["b", "B"]
+
+    @pytest.mark.parametrize(("delay", "status"), [(1, "complete"), (9, "complete"), (11, "waiting")])
+    def test_what_a_worker_waits_for_itself_is_waited_out(self, t, delay: int, status: str):
+        """The next attempt of a step: up to ten seconds later the worker does it, after that whoever is free then."""
+        tries: list[Any] = []
+
+        class Twice(ThinkWorkflow):
+            def run(self, event: Any, step: Any) -> None:
+                step.do("try", self.once, retry=Retry(delay=delay))
+
+            def once(self) -> None:
+                tries.append(t.clock.now())
+                if len(tries) == 1:
+                    raise OSError
+
+        Watchman("a").run_workflow(Twice, workflow_id="w1")
+        t.run_until_idle()
+        assert t.workflow(Twice, "w1").status == status
+        t.skip("1 minute")
+
+        assert (tries[1] - tries[0]).total_seconds() == pytest.approx(delay, abs=0.1)
 
     def test_lost_messages_cost_only_time(self, t):
         """With every knock thrown away, the tick finds the work."""

@@ -10,7 +10,7 @@ from think_celery.cli import standing
 from think_celery.cli.printing import Column, print_table, shown, spell
 from think_celery.domain.submissions import submissions
 from think_celery.domain.workflows import workflows
-from think_celery.domain.workflows.recordedruns import times_begun
+from think_celery.domain.workflows.recordedruns import times_ended
 from think_celery.ids import WorkflowRef
 from think_celery.runtime import Runtime
 from think_celery.serialization import loads
@@ -62,7 +62,7 @@ def _as_dict(row: Any, step: Any) -> dict[str, Any]:
         "step": step.step,
         "kind": step.kind,
         "status": step.status,
-        "attempts": times_begun(step),
+        "attempts": times_ended(step),
         "seconds": None if ended is None else (ended - step.created_at).total_seconds(),
         "error_type": step.error_type,
         "error": step.error,

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from think_celery import providers
@@ -137,6 +138,8 @@ class ThinkTest(Journals):
     def run_until_idle(self) -> None:
         """Do all the work that can be done now, as workers would, and return when nothing is left.
 
+        What a worker waits for itself, it waits for here, too, and the clock moves on: for the next attempt of a step
+        where that is due within 10 seconds, of a request to the model within 30.
         A crash asked for with :meth:`crash_at` kills the worker at that point; another one goes on.
         """
         for _ in range(MOST_ROUNDS):
@@ -324,8 +327,8 @@ def think_test(
     """
     with tempfile.TemporaryDirectory(prefix="think-test-") as folder:
         url = database_url or _fresh_database(Path(folder))
-        clock, knocks = FakeClock(), deque[Knock]()
-        db = Database(url, clock, durable=False)
+        clock, knocks, over = FakeClock(), deque[Knock](), Event()
+        db = Database(url, clock, durable=False, prepare=lambda _: _refuse(over))
         log = SqlEventLog(db)
         rt = Runtime(
             settings=replace(settings or Settings(), database_url=url),
@@ -346,3 +349,14 @@ def think_test(
         finally:
             set_current(before)
             rt.close()
+            over.set()
+
+
+def _refuse(over: Event) -> None:
+    """Let nobody open the database of a test that is over. (Another one's, that was given, would still be there.)"""
+    if over.is_set():
+        raise AssertionError(
+            "this think_test() has ended, and with it its worker, its clock and its database: t, and what was made "
+            "inside of it, such as an agent or a submission, work inside the `with` block only. Move this call into "
+            "the block, or read there what you need after it."
+        )

@@ -29,9 +29,9 @@ class StepRecord:
     ``name`` is what the code called the step, with a number where it did so before (``charge#2``), and with what it
     records where one step has two entries (``triage:submit``, ``triage:wait``). ``kind`` is ``do``, ``transaction``,
     ``event``, ``approval``, ``sleep``, …; ``status`` ``waiting``, ``retrying``, ``done`` or ``failed``. ``error_type``
-    and ``error`` tell its last failure. ``attempts`` is how often it was begun: 1 for one that was
-    done at once, 0 for one that waits. ``deadline_at`` is when a wait ends, or
-    when the next attempt is due.
+    and ``error`` tell its last failure. ``attempts`` counts the calls that failed, and the one that returned: 1 for
+    one that was done at once, 0 for one that waits; one that died with its worker is not counted. ``deadline_at`` is
+    when a wait ends, or when the next attempt is due.
     """
 
     name: str
@@ -100,13 +100,13 @@ def of_run(rt: Runtime, workflow_id: str, workflow: Any = None) -> RecordedRun:
     return as_record(RecordedRun, row, status=status, steps=[_step(entry) for entry in journal])
 
 
-def times_begun(row: Any) -> int:
-    """How often a step was begun: its row counts the attempts that failed."""
+def times_ended(row: Any) -> int:
+    """How often a step came to an end: its row counts the attempts that failed."""
     return int(row.attempts) + int(row.status == StepStatus.DONE)
 
 
 def _step(row: Any) -> StepRecord:
-    status, attempts = StepStatus(row.status), times_begun(row)
+    status, attempts = StepStatus(row.status), times_ended(row)
     return as_record(StepRecord, row, name=row.step, status=status, attempts=attempts, text=row.output)
 
 
