@@ -70,19 +70,31 @@ def output_schema(output: Any) -> dict[str, Any]:
 def _output_schema(output: Any) -> dict[str, Any]:
     name = type_text(output)
     if not _is_record(output):
-        raise UnsupportedSchema(name, "it is no pydantic model, dataclass or TypedDict")
+        raise UnsupportedSchema(name, "it is no pydantic model, dataclass or TypedDict", _if_no_field(output))
     try:
         schema = TypeAdapter(output).json_schema(schema_generator=PlainJsonSchema)
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         if error.code == "typed-dict-version":
             remedy = "Below Python 3.12 write: from typing_extensions import TypedDict."
             raise UnsupportedSchema(name, "it is a TypedDict of typing's, or holds one", remedy) from error
-        raise UnsupportedSchema(name, f"JSON Schema can't express it ({error.message})") from error
+        remedy = "Use another type there, one that JSON has, or a model, dataclass or TypedDict of such."
+        raise UnsupportedSchema(name, f"JSON Schema can't express it ({error.message})", remedy) from error
     definitions = schema.get("$defs", {})
     top = definitions.get(schema["$ref"].rpartition("/")[2], {}) if "$ref" in schema else schema
     if top.get("type") != "object":
         raise UnsupportedSchema(name, "its answers would be no JSON object")
     return {**top, **({"$defs": definitions} if definitions else {})}
+
+
+def _if_no_field(kind: Any) -> str | None:
+    """What to do where this can't be a field of a model either; ``None`` where it can."""
+    try:
+        check_type(kind, "a field")
+    except InvalidValue:
+        return (
+            "Pass a class of one of these three kinds; the class itself, not an object of it, nor its schema."
+        )
+    return None
 
 
 def type_text(kind: Any) -> str:

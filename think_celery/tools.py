@@ -323,8 +323,8 @@ def parse_arguments(
     return value
 
 
-def dump_result(value: Any) -> Any:
-    """What a tool returned, as JSON values with clean strings: anything that pydantic can dump.
+def dump_result(value: Any, tool: str | None = None) -> Any:
+    """What the *tool* returned, as JSON values with clean strings: anything that pydantic can dump.
 
     Numbers that JSON doesn't have become the texts "NaN", "Infinity" and "-Infinity"; bytes become base64.
 
@@ -334,7 +334,7 @@ def dump_result(value: Any) -> Any:
     try:
         return json_value(value)
     except ValueError as error:
-        raise InvalidToolResult(type(value).__name__, str(error)) from error
+        raise InvalidToolResult(type(value).__name__, str(error.__cause__), tool) from error
 
 
 # --- reading a function ---------------------------------------------------------------------------

@@ -453,6 +453,7 @@ class TestAModel:
         assert said.exit_code == exit_code
         assert list(said.findings) == ["model"]
         assert words in said.text("model")
+        assert ".." not in said.text("model")
         assert SECRET not in said.output
         assert request["stream"] is True
         assert request["tool_choice"]["function"]["name"] == FINAL_ANSWER

@@ -604,9 +604,13 @@ def test_a_result_is_anything_that_pydantic_can_dump(value, dumped):
     ids=["object", "function", "instance", "error"],
 )
 def test_a_result_without_json_form_is_an_error(value):
-    """It names the type, and what could be returned instead."""
-    with pytest.raises(InvalidToolResult, match=r"no JSON form.*pydantic models"):
-        dump_result(value)
+    """It names the tool and the type, and what could be returned instead; it says each thing once."""
+    with pytest.raises(
+        InvalidToolResult, match=r"^The result of the tool look, an? \w+, has.*models"
+    ) as raised:
+        dump_result(value, "look")
+
+    assert str(raised.value).count("no JSON form") == 1
 
 
 def test_a_result_that_contains_itself_is_an_error():

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from think_celery.errors.root import ThinkError
-from think_celery.wording import agree
+from think_celery.wording import agree, with_article
 
 
 class InvalidValue(ThinkError, ValueError):
@@ -113,14 +113,15 @@ class InvalidToolArguments(InvalidValue):
 class InvalidToolResult(InvalidValue, TypeError):
     """What a tool returned has no JSON form, so no model can be told of it."""
 
-    def __init__(self, given: str, problem: str) -> None:
-        super().__init__(given, problem)
-        self.given, self.problem = given, problem
+    def __init__(self, given: str, problem: str, tool: str | None = None) -> None:
+        super().__init__(given, problem, tool)
+        self.given, self.problem, self.tool = given, problem, tool
 
     def __str__(self) -> str:
+        of = f"of the tool {self.tool}" if self.tool else "of a tool"
         return (
-            f"A tool returned {self.given}, which has no JSON form: {self.problem}. Return JSON values, dates, "
-            "decimals, dataclasses or pydantic models."
+            f"The result {of}, {with_article(self.given)}, has no JSON form: {self.problem}. Return JSON values, "
+            "dates, decimals, dataclasses or pydantic models."
         )
 
 

@@ -1,6 +1,7 @@
 """Whether a model can answer a ``step.prompt``: one request, as such a turn would make it on its last step."""
 
 from think_celery.domain.turns import finals, requests
+from think_celery.errors import InvalidFinalAnswer
 from think_celery.messages import user
 from think_celery.protocols import (
     FINAL_ANSWER,
@@ -54,7 +55,8 @@ def check_model(model: Model, settings: Settings) -> str | None:
         return f"{how}, and did not call the tool that it was told to call: every prompt would fail"
     _, error = final.look_at(mine[0])
     if error is not None:
-        return f"it called the tool, but its arguments do not fit the schema. {error}"
+        problems = error.problems if isinstance(error, InvalidFinalAnswer) else [str(error)]
+        return f"it called the tool, but its arguments do not fit the schema ({'; '.join(problems)})"
     return None
 
 

@@ -194,7 +194,7 @@ class OwnLoop:
             )
         if part.state == "input-streaming":
             self._make_ready(part)
-        output = dump_result(result.output)
+        output = dump_result(result.output, part.tool_name)
         check_size("The tool's result", output, turn.rt.settings.max_payload)
         _settle(part, output, result.error)
         turn.draft.store_step(progress=True)

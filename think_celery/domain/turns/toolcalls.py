@@ -207,7 +207,7 @@ class _Preparation:
             case "block":
                 _settle_error(call.part, (decision.reason or "").strip() or "The call was blocked.")
             case "substitute":
-                call.part.output = _storable(self._scene.rt, decision.output)
+                call.part.output = _storable(self._scene.rt, call.tool.name, decision.output)
                 call.part.state = "output-available"
             case "allow":
                 if decision.input is None:
@@ -318,11 +318,11 @@ class _Runs:
                 lambda: call.tool.call(call.kwargs, call.context),
                 timeout=call.tool.timeout_seconds,
             )
-        return _storable(scene.rt, value)
+        return _storable(scene.rt, call.tool.name, value)
 
 
-def _storable(rt: Runtime, value: Any) -> Any:
-    output = dump_result(value)
+def _storable(rt: Runtime, tool: str, value: Any) -> Any:
+    output = dump_result(value, tool)
     check_size("The tool's result", output, rt.settings.max_payload)
     return output
 
