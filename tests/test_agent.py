@@ -27,7 +27,7 @@ from think_celery.providers.scripted import FunctionModel, ScriptedModel, call, 
 from think_celery.runtime import agent_classes, current, set_current
 from think_celery.settings import Settings
 from think_celery.testing import think_test
-from think_celery.tools import tool
+from think_celery.tools import tool, tools_of
 
 
 class Reporter(Think):
@@ -204,6 +204,24 @@ class TestHooks:
 
         done = Doubled("x").inspect_submission(submission.submission_id)
         assert (done.status, done.error_type) == ("error", InvalidTool.__name__)
+
+    def test_a_tool_that_overrides_a_method_of_ours(self):
+        """It has our docstring where it has none; a mixin's that comes behind ours is not what would be called."""
+
+        class Mixin:
+            @tool
+            def queue(self, piece: str) -> str:
+                """Queue a piece."""
+                return piece
+
+        class Scheduling(Think, Mixin):
+            @tool
+            def cancel_schedule(self, schedule_id: str) -> bool:
+                return super().cancel_schedule(schedule_id)
+
+        (offered,) = tools_of(Scheduling("x"))
+
+        assert offered.description.startswith("End a schedule of this agent")
 
     def test_the_model_comes_from_the_hook_then_from_the_setting(self, sqlite_url):
         """`get_model` wins over `model`, `model` over `think_model`; a name that can't be resolved is an error."""

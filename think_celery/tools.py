@@ -252,15 +252,15 @@ def tools_of(owner: object) -> list[Tool]:
         InvalidTool: A method can't be a tool, or two have one name.
         AsyncNotSupported: An overriding method is ``async def``.
     """
-    chains: dict[str, list[Any]] = {}
-    for cls in reversed(type(owner).__mro__):
-        # Those under every agent have hundreds of methods, and none is a tool.
-        for name, attribute in () if cls.__module__.startswith("think_celery.agents.") else vars(cls).items():
-            chains.setdefault(name, []).insert(0, _plain(attribute))
+    classes = type(owner).__mro__
+    # Those under every agent have hundreds of methods, and none is a tool; users' may override them by one.
+    theirs = [cls for cls in reversed(classes) if not cls.__module__.startswith("think_celery.agents.")]
+    offered = {name for cls in theirs for name, attribute in vars(cls).items() if is_tool(attribute)}
     tools = []
-    for name, chain in chains.items():
-        marks = [mark for mark in (_mark_of(function) for function in chain) if mark is not None]
-        if not marks or not inspect.isfunction(chain[0]):
+    for name in dict.fromkeys(name for cls in theirs for name in vars(cls) if name in offered):
+        chain = [_plain(vars(cls)[name]) for cls in classes if name in vars(cls)]
+        marks = [mark for mark in map(_mark_of, chain) if mark is not None]
+        if not inspect.isfunction(chain[0]):
             continue
         docs = [inspect.getdoc(function) for function in chain if inspect.isfunction(function)]
         tools.append(_make(getattr(owner, name), marks[0], next(filter(None, docs), "")))
