@@ -108,7 +108,7 @@ class ThinkCelery(ThinkClient):
             return self._runtime
 
     def _make_runtime(self) -> Runtime:
-        settings = Settings.from_mapping(_configuration(self.app), os.environ)
+        settings = Settings.from_mapping(configuration_of(self.app), os.environ)
         clock = SystemClock()
         db = Database(
             settings.database_url,
@@ -195,7 +195,8 @@ class ThinkCelery(ThinkClient):
             self.close()
 
 
-def _configuration(app: Celery) -> dict[str, Any]:
+def configuration_of(app: Celery) -> dict[str, Any]:
+    """All that the app is configured with."""
     found: dict[str, Any] = {}
     for key in app.conf:
         with suppress(KeyError):  # of Django's settings.configure(), Celery lists names that are no settings

@@ -205,11 +205,19 @@ class Settings:
             InvalidSetting: A ``think_`` key is unknown, or a value breaks its rule. A value that can hold a
                 password is not in the text.
         """
+        values, faults = cls.read(celery_conf, environ)
+        if faults:
+            raise faults[0]
+        return cls(**values)
+
+    @classmethod
+    def read(
+        cls, celery_conf: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> tuple[dict[str, Any], list[InvalidSetting]]:
+        """Those that are set and fit, by their fields, and what is wrong with the others: see :meth:`from_mapping`."""
         given = _given(celery_conf)
         known = {each.metadata["key"] for each in fields(cls)}
-        for key in given:
-            if key not in known:
-                raise InvalidSetting(key, "", _unknown(key, known))
+        faults = [InvalidSetting(key, "", _unknown(key, known)) for key in given if key not in known]
         values: dict[str, Any] = {}
         for each in fields(cls):
             key, vendor = each.metadata["key"], each.metadata["vendor"]
@@ -217,9 +225,12 @@ class Settings:
             found.update((name, environ.get(name) or None) for name in (key.upper(), vendor) if name)
             for name, value in found.items():
                 if value is not None:
-                    values[each.name] = _read(name, value, each.metadata["read"], each.metadata["secret"])
+                    try:
+                        values[each.name] = _read(name, value, each.metadata["read"], each.metadata["secret"])
+                    except InvalidSetting as fault:
+                        faults.append(fault)
                     break
-        return cls(**values)
+        return values, faults
 
 
 def _given(celery_conf: Mapping[str, Any]) -> dict[str, Any]:

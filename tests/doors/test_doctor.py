@@ -161,7 +161,79 @@ class TestWhatItSays:
         assert (said.exit_code, said.level("settings"), said.level("broker")) == (1, "problem", "problem")
         assert (url or variable).split(":")[0] in said.text("settings")
         assert "can't be reached" in said.text("broker")
-        assert list(said.findings) == ["settings", "broker"]
+        assert list(said.findings) == (["settings", "broker"] if url else ["settings", "database", "broker"])
+        assert said.level("database") == ("" if url else "ok")
+
+    def test_all_settings_that_are_wrong_are_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One look is enough to mend them: each with its rule, those of the database and of the live log, too."""
+        line = (
+            "app.conf.update(think_lease='soon', think_modle='x', think_database_url='mysql://db/x',\n"
+            "    think_retention='later')"
+        )
+        (tmp_path / "wrongshop.py").write_text(SETTINGS_SHOP.format(name="wrongshop", line=line))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.setenv("THINK_MAX_ATTEMPTS", "0")
+
+        said = doctor("-A", "wrongshop")
+        monkeypatch.setenv("THINK_LIVE_DATABASE_URL", "redis://:port/x")
+        live = doctor("-A", "wrongshop", "--database-url", f"sqlite:///{tmp_path / 'none.db'}")
+
+        told = [text for _, text in said.findings["settings"]]
+        for name in (
+            "think_modle",
+            "think_lease",
+            "think_retention",
+            "THINK_MAX_ATTEMPTS",
+            "think_database_url",
+        ):
+            assert sum(name in text for text in told) == 1, told
+        assert "database" not in said.findings
+        assert "think_live_database_url" in live.text("settings")
+        assert "There is no database" in live.text("database")
+
+    @pytest.mark.usefixtures("only_these")
+    def test_an_autostart_that_can_not_be_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else only the beat's log would say so; what the user's code raised is told by its type alone."""
+        (tmp_path / "autoshop.py").write_text(
+            SETTINGS_SHOP.format(name="autoshop", line="")
+            + f"""
+from think_celery import Think
+
+
+class One(Think, name="AutoshopOne"):
+    model, autostart = "openai/gpt-5-mini", "one"
+
+
+class Odd(Think, name="AutoshopOdd"):
+    model, autostart = "openai/gpt-5-mini", ["fine", 7]
+
+
+class Broken(Think, name="AutoshopBroken"):
+    model = "openai/gpt-5-mini"
+
+    @classmethod
+    def autostart(cls):
+        raise LookupError({SECRET!r})
+
+
+class Good(Think, name="AutoshopGood"):
+    model, autostart = "openai/gpt-5-mini", ["a"]
+"""
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+        said = doctor("-A", "autoshop", "--database-url", f"sqlite:///{tmp_path / 'none.db'}")
+
+        assert said.level("starts") == "problem"
+        told = said.text("starts")
+        assert "autostart of AutoshopOne can't be used" in told
+        assert "it must be a list of agents' names" in told
+        assert "AutoshopOdd.autostart=7" in told
+        assert "it raised LookupError" in told
+        assert "AutoshopGood" not in told
+        assert SECRET not in said.output
 
     def test_a_module_of_the_environment_is_named_with_its_variable(
         self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -323,7 +323,7 @@ def unstarted(db: Database, given: Given) -> list[Finding]:
         )
         for row in failed
     ]
-    return some(found, "starts") or [ok("starts", "Every agent that was to start has started.")]
+    return some(found, "starts") or [ok("starts", "No start of an agent has failed.")]
 
 
 # --- pings ----------------------------------------------------------------------------------------

@@ -103,6 +103,11 @@ def _place(error: BaseException) -> str:
     return place
 
 
+def no_database(missing: str, given: Given) -> str:
+    """What is said of a SQLite file that is not there."""
+    return f"There is no database {missing}. Run: {given.command('db upgrade')}"
+
+
 # --- all checks -----------------------------------------------------------------------------------
 
 
@@ -164,8 +169,7 @@ class Diagnosis:
         def look() -> list[Finding]:
             rt = self._think.runtime
             if missing := missing_file(rt.db.url):
-                remedy = self._given.command("db upgrade")
-                return [problem("database", f"There is no database {missing}. Run: {remedy}")]
+                return [problem("database", no_database(missing, self._given))]
             # Not the runtime's own, which would migrate SQLite first.
             db = Database(rt.db.url, _clock, busy_timeout=rt.settings.busy_timeout)
             found = checks.schema(db, self._given)

@@ -1,5 +1,6 @@
 """``think-celery doctor``: what is wrong, and what to do about it."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -9,25 +10,30 @@ from celery import Celery
 
 from think_celery import providers
 from think_celery.agents.think import Think
-from think_celery.app import ThinkCelery
+from think_celery.app import ThinkCelery, configuration_of
+from think_celery.cli import checks
 from think_celery.cli.checks import Finding, ok, problem, warning
 from think_celery.cli.common import (
     Failure,
     Given,
     Unsound,
     celery_app,
+    missing_file,
     think_of,
 )
-from think_celery.cli.diagnosis import Diagnosis, checked, reach
+from think_celery.cli.diagnosis import FIRST_LOOK_SECONDS, Diagnosis, checked, no_database, reach
 from think_celery.cli.options import App, app_options, json_option
 from think_celery.cli.printing import print_json
 from think_celery.clock import SystemClock
+from think_celery.domain.agents import starts
 from think_celery.domain.turns.fallback import in_order
 from think_celery.domain.turns.modelcheck import check_model
-from think_celery.errors import ModelError, ThinkError
+from think_celery.errors import InvalidSetting, ModelError, ThinkError
+from think_celery.events.choice import Broker, event_log
 from think_celery.memory import default_to_memory
 from think_celery.runtime import agent_classes
 from think_celery.settings import Settings
+from think_celery.store.database import Database
 
 MODEL_SECONDS = 90.0
 
@@ -82,9 +88,10 @@ def doctor(
     elif _is_usable(think):
         if app is not None and worker is None:
             found += _look_at_classes(think.runtime.settings)
+            found += checked("starts", FIRST_LOOK_SECONDS, _look_at_autostart)
         found += Diagnosis(think, Given(app, database_url), worker).findings()
     else:
-        found += reach(think.app)
+        found += _look_at_database(think.app, Given(app, database_url)) + reach(think.app)
     ill = any(each.level == "problem" for each in found)
     if as_json:
         print_json({"healthy": not ill, "findings": [asdict(each) for each in found]})
@@ -112,7 +119,8 @@ def _wired(app: App | None, database_url: str | None) -> tuple[ThinkCelery | Non
         default_to_memory(celery)
         if database_url is not None:  # else another database would be looked at
             celery.conf["think_database_url"] = database_url
-        return ThinkCelery(celery), [problem("settings", str(error))]
+        faults = [error, *_settings(celery)[1]]  # of the settings it is the first
+        return ThinkCelery(celery), [problem("settings", text) for text in dict.fromkeys(map(str, faults))]
 
 
 def _is_usable(think: ThinkCelery) -> bool:
@@ -123,7 +131,37 @@ def _is_usable(think: ThinkCelery) -> bool:
         return False
 
 
-# --- models ---------------------------------------------------------------------------------------
+def _settings(celery: Celery) -> tuple[Settings, list[ThinkError]]:
+    """The settings, with the default for each unfit one, and what is wrong with them."""
+    values, unfit = Settings.read(configuration_of(celery), os.environ)
+    settings, faults = Settings(**values), list[ThinkError](unfit)
+    if not any(each.name.lower() in ("think_database_url", "think_live_database_url") for each in unfit):
+        try:
+            event_log(settings, Database(settings.database_url, _clock), Broker(url=""))
+        except ThinkError as error:
+            faults.append(error)
+    return settings, faults
+
+
+def _look_at_database(celery: Celery, given: Given) -> list[Finding]:
+    """Whether the database can serve, where another setting than its URL is unfit."""
+    settings, faults = _settings(celery)
+    if any(isinstance(each, InvalidSetting) and each.name.lower() == "think_database_url" for each in faults):
+        return []  # the default is not the one that is meant
+
+    def look() -> list[Finding]:
+        db = Database(settings.database_url, _clock)
+        try:
+            if missing := missing_file(db.url):
+                return [problem("database", no_database(missing, given))]
+            return checks.schema(db, given)
+        finally:
+            db.dispose()
+
+    return checked("database", FIRST_LOOK_SECONDS, look)
+
+
+# --- classes ---------------------------------------------------------------------------------------
 
 
 def _look_at_classes(settings: Settings) -> list[Finding]:
@@ -159,6 +197,22 @@ def _look_at_classes(settings: Settings) -> list[Finding]:
         for fault, names in fallbacks.items()
     ]
     return found or [ok("models", "Each agent class that the app imports has one.")]
+
+
+def _look_at_autostart() -> list[Finding]:
+    """Classes whose ``autostart`` can't be used: whoever fires schedules starts none of their agents."""
+    found = []
+    for name, cls in agent_classes.usable().items():
+        try:
+            starts.autostart_names(cls)
+        except Exception as error:  # of the user's own code; its text may hold anything
+            why = str(error) if isinstance(error, ThinkError) else f"it raised {type(error).__name__}."
+            found.append(
+                problem(
+                    "starts", f"autostart of {name} can't be used, so none of its agents is started: {why}"
+                )
+            )
+    return found
 
 
 def _make(given: Any, settings: Settings) -> None:
