@@ -469,13 +469,14 @@ class TestEndings:
         assert 0.25 < time.monotonic() - began < SOON
 
     def test_a_connection_that_stays_open_after_done(self, server, model):
-        """FR-79: [DONE] is the end; nobody waits for the body's."""
-        server.script([*text_frames("Hello"), HANG])
+        """FR-79: [DONE] is the end, with a finish reason and without; nobody waits for the body's."""
+        server.script([*text_frames("Hello"), HANG], [chunk({"content": "Hello"}), DONE, HANG])
         began = time.monotonic()
 
-        events = ask(model)
+        answers = [ask(model) for _ in range(2)]
 
-        assert texts(events) == "Hello"
+        assert [texts(events) for events in answers] == ["Hello", "Hello"]
+        assert [finish(events).reason for events in answers] == ["stop", "unknown"]
         assert time.monotonic() - began < SOON
 
     def test_an_unknown_finish_reason(self, server, model):

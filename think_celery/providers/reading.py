@@ -178,8 +178,8 @@ class Reader:
             yield event
 
     def _check(self) -> None:
-        fired = self._guard.fired
-        if fired is not None and (self._guard.aborted or not self._answer.finished):
+        fired, answer = self._guard.fired, self._answer
+        if fired is not None and (self._guard.aborted or not (answer.finished or answer.done)):
             raise ModelError(fired, retryable=True)
 
     def _drain(self) -> None:
