@@ -91,11 +91,11 @@ class _Timed:
 class Streamed(Think, name="bench-streamed"):
     """Its turns stream from the server that it is told of."""
 
-    models: dict[str, _Timed] = {}  # noqa: RUF012 - of the process, by name
+    sources: dict[str, _Timed] = {}  # noqa: RUF012 - of the process, by name
 
     def get_model(self) -> Any:
         """The one that was made for this agent."""
-        return self.models[self.name]
+        return self.sources[self.name]
 
 
 class Turns:
@@ -113,7 +113,7 @@ class Turns:
         """Store the turns that will be run: accepting is not what is measured here."""
         for number in numbers:
             name = f"{os.getpid()}-{number}"
-            Streamed.models[name] = _Timed(self._url, tokens, rate)
+            Streamed.sources[name] = _Timed(self._url, tokens, rate)
             agent = self.rt.make_agent("bench-streamed", name)
             self._submissions[number] = agent.submit_messages("Go on.").submission_id
 
@@ -122,7 +122,7 @@ class Turns:
         outcome = claims.run(self.rt, self._submissions[number])
         if outcome.word != "completed":
             raise RuntimeError(f"a turn ended as {outcome.word}")
-        return Streamed.models[f"{os.getpid()}-{number}"].first
+        return Streamed.sources[f"{os.getpid()}-{number}"].first
 
     def check(self, numbers: range, tokens: int) -> None:
         """All answers are stored, and whole."""

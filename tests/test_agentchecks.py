@@ -131,6 +131,9 @@ class TestNearMisses:
             ("inital_state", "initial_state"),
             ("chat_recovry", "chat_recovery"),
             ("autoStart", "autostart"),
+            ("modle", "model"),
+            ("models", "model"),
+            ("queeu", "queue"),
         ],
     )
     def test_one_is_warned_of(self, name: str, meant: str) -> None:
@@ -156,6 +159,8 @@ class TestNearMisses:
             {"_before_trun": hook},
             {"submit_message": hook, "list_messages": hook, "refund": hook, "title": "x", "turn": 3},
             {"get_tool": named_like_ours},
+            {"models": {"fast": "openai/x"}, "queues": {}},
+            {"modal": True, "modem": "x", "note": "x"},
         ],
     )
     def test_own_names_are_left_alone(self, members: dict[str, Any]) -> None:

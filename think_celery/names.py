@@ -1,6 +1,7 @@
 """What may be a name or an id that users give: to agents, workflows, events, steps, submissions."""
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -65,6 +66,12 @@ def check_name(
         raise InvalidValue(f"{what}={value[:60]!r}: {problem}.")
 
 
+def meant_by(name: str, known: Iterable[str]) -> str | None:
+    """The one of these names that *name* is most like, if one is alike enough to be meant."""
+    near = difflib.get_close_matches(name, [each for each in known if not each.startswith("_")], n=1)
+    return near[0] if near else None
+
+
 def refuse_unknown(made: type[Made]) -> type[Made]:
     """Let a dataclass refuse a field that it does not have with our error, which says the name that may be meant."""
     cls: Any = made
@@ -73,8 +80,8 @@ def refuse_unknown(made: type[Made]) -> type[Made]:
     @wraps(init)
     def checked(self: Any, **given: Any) -> None:
         for name in given.keys() - known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f"Did you mean {near[0]}?" if near else f"It has {', '.join(known)}."
+            near = meant_by(name, known)
+            meant = f"Did you mean {near}?" if near else f"It has {', '.join(known)}."
             raise InvalidValue(f"{cls.__name__} has no {name}. {meant}")
         init(self, **given)
 

@@ -25,7 +25,7 @@ from think_celery.domain.workflows.replay import Replay
 from think_celery.durations import Duration
 from think_celery.errors import AsyncNotSupported, InvalidClass, InvalidValue
 from think_celery.ids import AgentRef
-from think_celery.names import check_name
+from think_celery.names import check_name, meant_by
 from think_celery.runtime import Runtime, workflow_classes
 
 __all__ = ["ThinkWorkflow", "ThinkWorkflowStep", "WorkflowEvent"]
@@ -137,6 +137,8 @@ class ThinkWorkflow(Generic[Agent, Params]):
             """Say where it is what ``step`` has, and not the workflow itself."""
             told = not name.startswith("_") and callable(getattr(ThinkWorkflowStep, name, None))
             hint = f" It is on step: step.{name}(…)." if told else ""
+            if not hint and (near := meant_by(name, dir(type(self)))):
+                hint = f" Did you mean self.{near}?"
             raise AttributeError(f"{type(self).__name__} has no {name!r}.{hint}", name=name, obj=self)
 
     def run(self, event: WorkflowEvent[Params], step: ThinkWorkflowStep) -> Any:

@@ -154,7 +154,13 @@ def test_what_step_and_the_workflow_have(quick: ThinkTest):
 
     def run(event, step):
         said = []
-        for act in (lambda: step.report_progress(1), lambda: cls().report_complete(1), lambda: step.rest()):
+        for act in (
+            lambda: step.report_progress(1),
+            lambda: cls().report_complete(1),
+            lambda: step.rest(),
+            lambda: step.wait_for_evnt("go"),
+            lambda: cls().report_progres(1),
+        ):
             with pytest.raises(AttributeError) as raised:
                 act()
             said.append(str(raised.value))
@@ -164,4 +170,6 @@ def test_what_step_and_the_workflow_have(quick: ThinkTest):
         "step has no 'report_progress'. It is on the workflow: self.report_progress.",
         "Flow has no 'report_complete'. It is on step: step.report_complete(…).",
         "step has no 'rest'.",
+        "step has no 'wait_for_evnt'. Did you mean step.wait_for_event?",
+        "Flow has no 'report_progres'. Did you mean self.report_progress?",
     ]

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from think_celery import classes, serialization
@@ -173,23 +173,32 @@ def _is_plain(value: Any) -> bool:
 def warn_of_near_misses(cls: type) -> None:
     """Warn of public names that look like a hook or an attribute of ours, misspelt, which the class does not define.
 
-    A tool is what it is called: the model calls it.
+    A tool is what it is called: the model calls it. A dict under the plural of a name is the user's own collection.
     """
     theirs = ours(cls)
     known, used = {name for base in theirs for name in _to_define(base)}, dir(theirs[0])
     seen = {each for base in cls.__bases__ if hasattr(base, "_hooks") for each in base.__mro__}
-    mine = {name: base for base, name, value in defined(cls) if not is_tool(value)}
-    for name, base in mine.items():
+    mine = {name: (base, value) for base, name, value in defined(cls) if not is_tool(value)}
+    for name, (base, value) in mine.items():
         if name.startswith("_") or name in used or base in seen:
             continue
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-        near = difflib.get_close_matches(snake, sorted(known - mine.keys()), n=1, cutoff=HIGHEST_MISS)
-        if near:
+        near = _near(snake, known - mine.keys())
+        if near is not None and not (name == f"{near}s" and isinstance(value, Mapping)):
             _warn(
-                f"{base.__name__}.{name} looks like {near[0]}, misspelt: nothing here calls or reads {name}. Rename it "
-                f"to {near[0]}; or, if it is your own, give it a name that is less like it, or silence "
+                f"{base.__name__}.{name} looks like {near}, misspelt: nothing here calls or reads {name}. Rename it "
+                f"to {near}; or, if it is your own, give it a name that is less like it, or silence "
                 "think_celery.MisspeltName."
             )
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
+    """The one of these names that is meant, misspelt: much alike, or with two letters the other way round."""
+    swapped = {f"{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}" for at in range(len(name) - 1)}
+    near = sorted(swapped.intersection(known)) or difflib.get_close_matches(
+        name, sorted(known), n=1, cutoff=HIGHEST_MISS
+    )
+    return near[0] if near else None
 
 
 def _to_define(base: type) -> Iterator[str]:

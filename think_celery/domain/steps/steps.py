@@ -10,6 +10,7 @@ from think_celery.domain.steps.waits import Approval, ReceivedEvent
 from think_celery.domain.workflows.replay import STEP_TIMEOUT_SECONDS, Replay, StepContext
 from think_celery.durations import Duration
 from think_celery.messages import Messages
+from think_celery.names import meant_by
 from think_celery.retries import Retry
 
 T = TypeVar("T")
@@ -35,8 +36,10 @@ class ThinkWorkflowStep:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Say where it is what a workflow itself has, and not ``step``."""
+            """Say where it is what a workflow itself has, and not ``step``; of what is misspelt, what is meant."""
             hint = f" It is on the workflow: self.{name}." if name in ON_THE_WORKFLOW else ""
+            if not hint and (near := meant_by(name, dir(type(self)))):
+                hint = f" Did you mean step.{near}?"
             raise AttributeError(f"step has no {name!r}.{hint}", name=name, obj=self)
 
     @property
