@@ -195,6 +195,22 @@ def test_a_connection_that_died_is_told_and_replaced(db):
     assert change_on_two() == [0, 0]
 
 
+def test_a_connection_that_is_known_to_be_closed(db):
+    """The driver then refuses a cursor already; that is an error in passing like any other of a dead connection."""
+    look, seen = select(now()), []
+
+    def work(tx: Tx) -> None:
+        seen.append(tx.conn)
+        if len(seen) == 3:
+            tx.conn.connection.dbapi_connection.close()
+        tx.execute(look).one()
+
+    for _ in range(3):
+        db.read(work)
+
+    assert len(seen) == 4
+
+
 def test_whoever_listens_is_told_of_each_statement(db, ways):
     """Tracing of the host's listens to SQLAlchemy: then SQLAlchemy runs them all."""
     seen: list[str] = []

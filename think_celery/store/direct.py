@@ -174,17 +174,15 @@ def _run(conn: Connection, prepared: Prepared, given: Mapping[str, Any]) -> Foun
     except (TypeError, ValueError) as error:  # not all: a soft time limit may come here as anywhere
         raise _as_sqlalchemy(conn, prepared, given, error) from error
     pooled = conn.connection
-    cursor = pooled.cursor()
     try:
-        cursor.execute(prepared.text, values)
-        return Found(prepared.rows(cursor), cursor.rowcount)
+        with contextlib.closing(pooled.cursor()) as cursor:
+            cursor.execute(prepared.text, values)
+            return Found(prepared.rows(cursor), cursor.rowcount)
     except conn.dialect.loaded_dbapi.Error as error:
-        gone = conn.dialect.is_disconnect(error, pooled, cursor)
+        gone = conn.dialect.is_disconnect(error, pooled, None)
         if gone:
             _tell(conn)
         raise _as_sqlalchemy(conn, prepared, values, error, gone) from error
-    finally:
-        cursor.close()
 
 
 def _as_sqlalchemy(
