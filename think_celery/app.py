@@ -163,7 +163,8 @@ class ThinkCelery(ThinkClient):
         """Make this call wherever a thread of ours has run code of yours, in that thread; returns it.
 
         Tools, hooks and steps run in such threads, of which Celery's ``task_postrun`` and your framework's signals
-        know nothing. Give what closes what is kept for each thread, such as ``Session.remove`` of a scoped session.
+        know nothing. Give what closes what is kept for each thread, such as ``Session.remove`` of a scoped session; it
+        is called where there is nothing to close, too.
         Django's connections need no such call. In ``think_test`` all runs in the test's own thread, and nothing is
         called.
         """
