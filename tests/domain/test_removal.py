@@ -31,7 +31,7 @@ from think_celery.errors import InsideTransaction, LeaseLost
 from think_celery.protocols import TextDelta
 from think_celery.providers.scripted import FunctionModel, call, say
 from think_celery.store import tables
-from think_celery.store.agents import find
+from think_celery.store.agents import find, is_there
 
 OF_AGENTS = (
     tables.messages,
@@ -183,6 +183,25 @@ class TestDestroy:
         assert said(Clerk("a")) == ["two"]
         t.skip("2 days")
         assert [each.name for each in t.rt.db.read(find)] == ["a"]
+
+    def test_it_is_there_from_its_first_work_to_its_end(self, t):
+        """A submission that no worker has begun is enough, and nothing that a destroyed agent leaves behind is."""
+        agent = Clerk._bound_to(t.rt, "fresh")
+
+        def there():
+            return t.rt.db.read(lambda tx: is_there(tx, agent._ref.id))
+
+        seen = [there()]
+        for work in (
+            lambda: agent.submit_messages("Hello"),
+            agent.destroy,
+            lambda: agent.set_state(1),
+            agent.destroy,
+        ):
+            work()
+            seen.append(there())
+
+        assert seen == [False, True, False, True, False]
 
     def test_its_keys_are_new_again(self, t):
         """The same key is another submission then."""
