@@ -81,9 +81,11 @@ class _Timed:
         began = time.monotonic()
         events = self._model.stream(request, signal)
         for event in events:
-            yield event
-            if isinstance(event, TextDelta):
+            is_first = isinstance(event, TextDelta)
+            if is_first:
                 self.first = time.monotonic() - began
+            yield event
+            if is_first:
                 break
         yield from events
 

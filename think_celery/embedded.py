@@ -74,7 +74,7 @@ class _Embedded:
             )
 
     def _serve(self) -> None:
-        signals.task_postrun.connect(_close_thread)
+        signals.task_postrun.connect(_close_django)
         try:
             name = f"embedded@{threading.get_ident()}"
             worker = self._worker(name)
@@ -85,7 +85,7 @@ class _Embedded:
         except BaseException as error:
             self._failures.append(error)
         finally:
-            signals.task_postrun.disconnect(_close_thread)
+            signals.task_postrun.disconnect(_close_django)
             self._ready.set()
 
     def _worker(self, name: str) -> Any:
@@ -121,10 +121,10 @@ class _Embedded:
             self._think.close()
 
 
-def _close_thread(sender: Any = None, **_: Any) -> None:
+def _close_django(sender: Any, **_: Any) -> None:
     """What Celery's own worker does for Django after each task; not where the caller runs it."""
     if not getattr(sender.request, "is_eager", False):
-        hosts.close_thread()
+        hosts.close_django()
 
 
 def _loop(consumer: Any, connection: Any, *rest: Any) -> None:

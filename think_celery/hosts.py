@@ -5,7 +5,8 @@ Celery and web frameworks close it in their own threads after each task or reque
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from think_celery.logs import trace_of
@@ -24,16 +25,25 @@ def at_thread_end(call: Call) -> Call:
     return call
 
 
+@contextmanager
+def thread_closed() -> Iterator[None]:
+    """Close what the block opens for this thread; code of the users' own runs in it."""
+    try:
+        yield
+    finally:
+        close_thread()
+
+
 def close_thread() -> None:
     """Close what the host has opened for this thread, whose work is over. What can't be closed is logged."""
-    for close in (_close_django, *_added):
+    for close in (close_django, *_added):
         try:
             close()
         except BaseException as error:  # let through, it would end a thread that somebody waits for
             logger.error("could not close what a thread had opened: %s", trace_of(error))
 
 
-def _close_django() -> None:
+def close_django() -> None:
     """Django has connections of each thread; it is not imported for the question whether somebody uses it.
 
     Kept ones (``CONN_MAX_AGE``) are closed as well: nobody comes back to this thread for them.

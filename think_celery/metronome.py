@@ -74,11 +74,8 @@ class Metronome:
         told = ""
         while not self._stop.is_set():
             try:
-                with forks.uncut():
-                    try:
-                        seconds = work()
-                    finally:
-                        hosts.close_thread()  # autostart and get_scheduled_tasks are the users' own code
+                with forks.uncut(), hosts.thread_closed():  # autostart and get_scheduled_tasks are the users'
+                    seconds = work()
             except Exception as error:  # each kind of accident is said once, not once a second
                 seconds, text = RETRY_SECONDS, f"{type(error).__name__}: {_said(error)}"
                 if text != told:

@@ -121,7 +121,7 @@ def perform(rt: Runtime, name: str, args: Sequence[Any], kwargs: Given, task_id:
     Where the database is away, the message goes back to the broker: it is all that there is of the request.
 
     Raises:
-        ThinkError, TypeError: The arguments can't be used. The message is done with.
+        ThinkError: The arguments can't be used. The message is done with.
         Reject: The database is away.
         TaskFailed: Something else went wrong. The message is done with.
     """
@@ -129,7 +129,7 @@ def perform(rt: Runtime, name: str, args: Sequence[Any], kwargs: Given, task_id:
     _check(name, task, args, kwargs)
     try:
         return task.run(rt, kwargs, task_id or new_id())
-    except (ThinkError, TypeError) as error:
+    except ThinkError as error:
         raise error from None  # a cause may repeat what the caller wrote, and a failure's traceback is kept
     except BaseException as error:
         if calls.interrupts(error):

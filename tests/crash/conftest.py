@@ -72,7 +72,10 @@ def make_stage(
             if not bases:
                 server: servers.Postgres = request.getfixturevalue("postgres")
                 bases.append(server.empty())
-                children.rehearse(server.migrated())
+                children.rehearse(schema("rehearsal"))
+        return schema(name)
+
+    def schema(name: str) -> str:
         _execute(bases[0], f"CREATE SCHEMA {name}")
         options = {"options": f"-csearch_path={name}"}
         url = make_url(bases[0]).update_query_dict(options).render_as_string(hide_password=False)

@@ -138,7 +138,7 @@ class TestWhatTheyDo:
                 "think.submit",
                 {**WHO, "messages": "x", "idempotency_key": 5},
                 TypeError,
-                "idempotency_key is 5",
+                "idempotency_key=5",
             ),
             ("think.submit", {**WHO, "messages": "x", "metadata": [1]}, TypeError, "metadata is a list"),
             ("think.workflow.start", {**WHO, "workflow": "Nope"}, UnknownClass, "Nope"),

@@ -40,7 +40,7 @@ def agents() -> None:
 def list_(
     agent_class: str | None, limit: int, app: App | None, database_url: str | None, as_json: bool
 ) -> None:
-    """List agents, newest first. One is among them from its first turn, or from its start."""
+    """List agents, newest first. One is among them from its first turn, start or state on."""
     rt = runtime_of(app, database_url)
     found = rt.db.read(lambda tx: rows.find(tx, agent_class=agent_class, limit=limit))
     columns: list[Column] = [

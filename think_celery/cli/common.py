@@ -79,7 +79,7 @@ def _told_of_broken_file(ctx: click.Context, error: Exception) -> str:
 
 
 class Failure(click.ClickException):
-    """It was tried and failed."""
+    """As things stand it could not be done."""
 
     exit_code = 1
 

@@ -17,7 +17,7 @@ def is_in_hand(rt: Runtime, row: Any) -> bool:
     process_id = row.process_id
     if row.status != WorkflowStatus.RUNNING or process_id is None:
         return False
-    return rt.db.read(lambda tx: processes.is_alive(tx, process_id))
+    return rt.db.read(lambda tx: processes.is_heard_of(tx, process_id))
 
 
 def nothing_recorded(row: Any) -> str:
@@ -31,12 +31,14 @@ def nothing_recorded(row: Any) -> str:
     return f"It has begun, and no step of it has ended{yet}: {_WHEN_ENDED}"
 
 
-def of_code(rt: Runtime, row: Any, journal: Sequence[Any]) -> str | None:
+def of_code(rt: Runtime, row: Any, journal: Sequence[Any], *, in_hand: bool) -> str | None:
     """What the run's code does now, or where it came to no end; ``None`` where there is nothing to be told."""
     last = journal[-1] if journal else None
     if row.error_type == TooManyAttempts.__name__ and last is not None:
+        if last.status == StepStatus.RETRYING:
+            return f"It died in attempt {last.attempts + 1} of {last.step!r}, or before that began."
         return f"It got no further than {last.step!r}. What its code did after it is not known: {_WHEN_ENDED}"
-    if not is_in_hand(rt, row):
+    if not in_hand:
         return None
     return f"{_doing(rt, row, last)}{_again(row)}"
 

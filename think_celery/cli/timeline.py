@@ -76,10 +76,10 @@ def _as_dict(row: Any, step: Any) -> dict[str, Any]:
 # --- what it waits for ----------------------------------------------------------------------------
 
 
-def waits_for(rt: Runtime, row: Any, journal: Sequence[Any], command: Command) -> list[str]:
+def waits_for(rt: Runtime, row: Any, journal: Sequence[Any], command: Command, *, in_hand: bool) -> list[str]:
     """What a run waits for, one thing a line, and the command that helps where one does; nothing where it has ended."""
     match WorkflowStatus(row.status):
-        case WorkflowStatus.RUNNING if standing.is_in_hand(rt, row):
+        case WorkflowStatus.RUNNING if in_hand:
             return []
         case WorkflowStatus.QUEUED | WorkflowStatus.RUNNING:
             queue = row.step_queue or row.queue or rt.settings.queue

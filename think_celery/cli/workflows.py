@@ -112,8 +112,9 @@ def show(
     rt = runtime_of(app, database_url)
     row = find_row(rt, workflow_id, workflow)
     journal = rt.db.read(lambda tx: steps.of_run(tx, row.key, row.run))
-    waits = timeline.waits_for(rt, row, journal, Given(app, database_url).command)
-    now = standing.of_code(rt, row, journal)
+    in_hand = standing.is_in_hand(rt, row)
+    waits = timeline.waits_for(rt, row, journal, Given(app, database_url).command, in_hand=in_hand)
+    now = standing.of_code(rt, row, journal, in_hand=in_hand)
     if as_json:
         steps_told = timeline.steps_of(row, journal)
         print_json(_as_dict(row) | {"now": now, "waits_for": waits, "steps": steps_told})

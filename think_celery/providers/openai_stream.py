@@ -67,13 +67,15 @@ class Answer:
 
     def take(self, event: ServerSentEvent) -> list[ModelEvent]:
         """The model's events in one event of the stream."""
-        text = self._alike.text_in(event) if self._reasons_in is None else None
+        if event.data[:1] != "{" and event.data.strip() == "[DONE]":
+            self.done = True
+            return []
+        if self._reasons_in is not None:
+            return self._frame(frame_of(event))
+        text = self._alike.text_in(event)
         if text is None:
-            if event.data[:1] != "{" and event.data.strip() == "[DONE]":
-                self.done = True
-                return []
             frame = frame_of(event)
-            text = _only_text(frame) if self._reasons_in is None else None
+            text = _only_text(frame)
             if text is None:
                 return self._frame(frame)
             self._alike.learn(event, text)
@@ -223,7 +225,7 @@ class _Alike:
         if not before or not data.startswith(before) or not data.endswith(behind) or event.kind != "message":
             return None
         text = data[len(before) : -len(behind)]
-        return text if text.isprintable() and '"' not in text and "\\" not in text and text else None
+        return text if text and text.isprintable() and '"' not in text and "\\" not in text else None
 
     def learn(self, event: ServerSentEvent, text: str) -> None:
         """Keep what is around the *text* of this frame, which carries nothing else that counts."""

@@ -60,12 +60,10 @@ class Tx:
         *,
         joined: bool = False,
         single: bool = False,
-        repeats: bool = False,
         on_commit: Callable[[Call], None] | None = None,
     ) -> None:
         self.conn, self.clock, self.joined = conn, clock, joined
         self._single, self._statements = single, 0
-        self._repeats = repeats
         self._on_commit = on_commit
         self._calls: list[Call] = []
 
@@ -89,7 +87,7 @@ class Tx:
                 check_names(statement, parameters)
             by_database = self.clock.database_time and self.postgres
             parameters = {HOST_TIME: None if by_database else self.clock.now(), **(parameters or {})}
-            if self._repeats:
+            if self.postgres and not self.joined:
                 found = direct.run(self.conn, statement, parameters)
                 if found is not None:
                     return found
@@ -237,7 +235,7 @@ class Database:
 
         def attempt() -> T:
             with self._uncut(), connected(self._reading_engine()) as conn:
-                tx = Tx(conn, self.clock, single=True, repeats=self.on_postgres)
+                tx = Tx(conn, self.clock, single=True)
                 result = work(tx)
             tx.committed()
             return result
@@ -254,7 +252,7 @@ class Database:
             committing = False
             with self._uncut(), connected(self.engine) as conn:
                 transaction = conn.begin()
-                tx = Tx(conn, self.clock, single=single, repeats=self.on_postgres)
+                tx = Tx(conn, self.clock, single=single)
                 result = work(tx)
                 committing = True
                 transaction.commit()
@@ -271,7 +269,7 @@ class Database:
 
         def attempt() -> T:
             with self._uncut(), connected(self._reading_engine()) as conn:
-                return work(Tx(conn, self.clock, repeats=self.on_postgres))
+                return work(Tx(conn, self.clock))
 
         return _repeated(attempt, lambda error: is_passing(error, committing=False))
 

@@ -158,13 +158,13 @@ def run(conn: Connection, statement: Executable, given: Mapping[str, Any]) -> Fo
     if conn.dispatch.before_cursor_execute or conn.dispatch.after_cursor_execute:
         return None  # somebody wants to be told of each statement
     names = tuple(given)
-    kind = (type(conn.dialect), conn.dialect.server_version_info, names)
-    if kind not in variants:
+    variant = (type(conn.dialect), conn.dialect.server_version_info, names)
+    if variant not in variants:
         try:
-            variants[kind] = Prepared(statement, conn.dialect, names)
+            variants[variant] = Prepared(statement, conn.dialect, names)
         except Unfit:
-            variants[kind] = None
-    prepared = variants[kind]
+            variants[variant] = None
+    prepared = variants[variant]
     return None if prepared is None else _run(conn, prepared, given)
 
 

@@ -68,12 +68,12 @@ def lapsed(tx: Tx, limit: int = 500) -> list[str]:
     return list(tx.execute(_LAPSED, {"at_most": limit}).scalars())
 
 
-_IS_ALIVE = select(processes.c.id).where(_MINE, processes.c.until >= now())
+_IS_HEARD_OF = select(processes.c.id).where(_MINE, processes.c.until >= now())
 
 
-def is_alive(tx: Tx, process_id: str) -> bool:
+def is_heard_of(tx: Tx, process_id: str) -> bool:
     """Whether that process was heard of within its lease."""
-    return tx.execute(_IS_ALIVE, {"process": process_id}).first() is not None
+    return tx.execute(_IS_HEARD_OF, {"process": process_id}).first() is not None
 
 
 def alive(tx: Tx) -> list[tuple[str, dict[str, Any]]]:

@@ -353,7 +353,7 @@ def think_test(
 
 
 def _refuse(over: Event) -> None:
-    """Let nobody open the database of a test that is over. (Another one's, that was given, would still be there.)"""
+    """Let nobody open the database of a test that is over. (A given ``database_url`` would still open.)"""
     if over.is_set():
         raise AssertionError(
             "this think_test() has ended, and with it its worker, its clock and its database: t, and what was made "

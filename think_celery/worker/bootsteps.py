@@ -75,11 +75,8 @@ class Ticker:
         while not self._stop.is_set():
             began = clock.elapsed()
             try:
-                with forks.uncut():
-                    try:
-                        make_pass(self._rt)
-                    finally:
-                        hosts.close_thread()  # whoever is told of an end is the users' own code
+                with forks.uncut(), hosts.thread_closed():  # whoever is told of an end is the users'
+                    make_pass(self._rt)
             except Exception as error:
                 told = self._complain(error, told)
             else:

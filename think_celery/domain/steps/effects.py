@@ -23,6 +23,7 @@ from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
     AsyncNotSupported,
     InsideTransaction,
+    InvalidType,
     InvalidValue,
     LeaseLost,
     NonRetryableError,
@@ -122,7 +123,7 @@ def _retry_of(name: str, retry: object) -> Retry:
     """How often a step is tried."""
     try:
         check_retry(retry)
-    except TypeError as error:
+    except InvalidType as error:
         raise StepMisuse(name, str(error)) from None
     return retry if isinstance(retry, Retry) else USUAL
 
@@ -236,7 +237,7 @@ def _watched(replay: Replay, asked: Asked, seconds: float | None, body: Callable
         case calls.Failed(error):
             return raised(replay, asked, error)
         case _:
-            replay.go_on(asked)  # given up because the lease is lost: that is no failure of the step
+            replay.check_ours(asked)  # given up because the lease is lost: that is no failure of the step
             return failure_of(StepTimeout(seconds or 0.0))
 
 
@@ -249,7 +250,7 @@ def interrupted(replay: Replay, asked: Asked) -> NoReturn:
 def raised(replay: Replay, asked: Asked, error: BaseException) -> Failure:
     """What a step's function raised, as its failure; work of ours that ends with it is none."""
     if isinstance(error, LeaseLost | Suspend | TurnCancelled):  # work of ours that ends in here, not the step
-        replay.go_on(asked)
+        replay.check_ours(asked)
         replay.halt("interrupted", asked.ref.step)
     if calls.passes(error):
         raise error

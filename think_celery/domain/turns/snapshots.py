@@ -80,7 +80,7 @@ class Snapshots:
         return self._rt.threads and self._rt.db.on_postgres and not self._closed and not self._hangs
 
     def next_after(self, stored_at: float) -> float:
-        """When a turn that stored its message at this instant does so again: at once with the others."""
+        """When a turn that stored its message at this instant does so again: at the same instant as the others."""
         if not self.together:
             return stored_at + STORE_SECONDS
         since = (stored_at - self._phase) % STORE_SECONDS

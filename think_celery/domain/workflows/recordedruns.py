@@ -101,7 +101,7 @@ def of_run(rt: Runtime, workflow_id: str, workflow: Any = None) -> RecordedRun:
 
 
 def times_ended(row: Any) -> int:
-    """How often a step came to an end: its row counts the attempts that failed."""
+    """How many attempts of a step came to an end: its row counts those that failed."""
     return int(row.attempts) + int(row.status == StepStatus.DONE)
 
 

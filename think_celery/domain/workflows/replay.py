@@ -197,9 +197,9 @@ class Replay:
     def before_effect(self, asked: Asked) -> None:
         """Make sure, where a step that is not recorded yet begins, that the run is ours to take on."""
         self.began = self.rt.clock.elapsed()
-        self.go_on(asked)
+        self.check_ours(asked)
 
-    def go_on(self, asked: Asked) -> None:
+    def check_ours(self, asked: Asked) -> None:
         """Make sure, within a step that is not recorded yet, that the run is still ours to take on."""
         step = asked.ref.step
         if self.rt.stopping.signal.aborted:
@@ -321,7 +321,7 @@ class Replay:
         until = clock.elapsed() + seconds
         while (left := until - clock.elapsed()) > 0:
             if stopping.aborted or self.hold.signal.aborted:
-                self.go_on(asked)
+                self.check_ours(asked)
             clock.sleep(min(left, _SLICE_SECONDS), self.hold.signal)
 
 
