@@ -66,9 +66,14 @@ def check_name(
         raise InvalidValue(f"{what}={value[:60]!r}: {problem}.")
 
 
-def meant_by(name: str, known: Iterable[str]) -> str | None:
-    """The one of these names that *name* is most like, if one is alike enough to be meant."""
-    near = difflib.get_close_matches(name, [each for each in known if not each.startswith("_")], n=1)
+def meant_by(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The one of these names that is meant by *name*, which is misspelt: its like, or two of its letters swapped.
+
+    *cutoff* says how much alike they have to be, from 0 to 1. Names with an underscore in front are nobody's to mean.
+    """
+    public = sorted(each for each in known if not each.startswith("_"))
+    swapped = {f"{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}" for at in range(len(name) - 1)}
+    near = [each for each in public if each in swapped] or difflib.get_close_matches(name, public, 1, cutoff)
     return near[0] if near else None
 
 

@@ -4,7 +4,6 @@ They start workflows, send them events and submit turns. Their arguments travel 
 does the text of a prompt: whoever can import think_celery should call its methods instead.
 """
 
-import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from think_celery.domain.workflows import workflows
 from think_celery.errors import InvalidValue, TaskFailed, ThinkError
 from think_celery.ids import AgentRef, named_id, new_id
 from think_celery.logs import trace_of
-from think_celery.names import check_name
+from think_celery.names import check_name, meant_by
 from think_celery.runtime import Runtime, agent_classes
 from think_celery.store.database import is_away
 
@@ -153,5 +152,5 @@ def _check(name: str, task: PublicTask, args: Sequence[Any], kwargs: Given) -> N
         raise InvalidValue(f"{told}; {', '.join(missing)} is missing.")
     for given in kwargs:
         if given not in known:
-            near = difflib.get_close_matches(given, known, 1)
-            raise InvalidValue(f"{told}; it got {given!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
+            near = meant_by(given, known)
+            raise InvalidValue(f"{told}; it got {given!r}." + (f" Did you mean {near!r}?" if near else ""))

@@ -1,6 +1,5 @@
 """Tasks that a class of agents declares, as its users write them, and what their handlers are told."""
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 from think_celery import serialization
 from think_celery.errors import AsyncNotSupported, InvalidSchedule, InvalidValue, PayloadTooLarge
 from think_celery.messages import as_messages, clean
+from think_celery.names import meant_by
 from think_celery.recurrence import Recurrence, ScheduleSpec, Timezone, parse
 from think_celery.retries import Retry
 from think_celery.wording import a_type
@@ -197,8 +197,8 @@ def _known_fields(
     names = [each.name for each in fields(kind)]
     for name in written:
         if name not in names:
-            near = difflib.get_close_matches(str(name).lower(), names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Its fields are {', '.join(names)}."
+            near = meant_by(str(name).lower(), names)
+            hint = f"Did you mean {near!r}?" if near else f"Its fields are {', '.join(names)}."
             raise InvalidSchedule(where, f"{kind.__name__} has no field {name!r}", hint)
     return dict(written)
 

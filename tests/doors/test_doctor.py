@@ -228,7 +228,7 @@ class Good(Think, name="AutoshopGood"):
 
         assert said.level("starts") == "problem"
         told = said.text("starts")
-        assert "autostart of AutoshopOne can't be used" in told
+        assert "That of AutoshopOne can't be used" in told
         assert "it must be a list of agents' names" in told
         assert "AutoshopOdd.autostart=7" in told
         assert "it raised LookupError" in told

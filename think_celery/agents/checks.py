@@ -1,6 +1,5 @@
 """What is looked at when a class of agents is made: what its names would do, and what they would not."""
 
-import difflib
 import functools
 import inspect
 import re
@@ -11,7 +10,7 @@ from typing import Any
 
 from think_celery import classes, serialization
 from think_celery.errors import InvalidClass, NotSerializable
-from think_celery.names import MisspeltName
+from think_celery.names import MisspeltName, meant_by
 from think_celery.tools import is_tool, may_wait
 from think_celery.wording import a_type
 
@@ -183,22 +182,13 @@ def warn_of_near_misses(cls: type) -> None:
         if name.startswith("_") or name in used or base in seen:
             continue
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-        near = _near(snake, known - mine.keys())
+        near = meant_by(snake, known - mine.keys(), cutoff=HIGHEST_MISS)
         if near is not None and not (name == f"{near}s" and isinstance(value, Mapping)):
             _warn(
                 f"{base.__name__}.{name} looks like {near}, misspelt: nothing here calls or reads {name}. Rename it "
                 f"to {near}; or, if it is your own, give it a name that is less like it, or silence "
                 "think_celery.MisspeltName."
             )
-
-
-def _near(name: str, known: Iterable[str]) -> str | None:
-    """The one of these names that is meant, misspelt: much alike, or with two letters the other way round."""
-    swapped = {f"{name[:at]}{name[at + 1]}{name[at]}{name[at + 2 :]}" for at in range(len(name) - 1)}
-    near = sorted(swapped.intersection(known)) or difflib.get_close_matches(
-        name, sorted(known), n=1, cutoff=HIGHEST_MISS
-    )
-    return near[0] if near else None
 
 
 def _to_define(base: type) -> Iterator[str]:

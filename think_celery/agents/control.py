@@ -117,7 +117,7 @@ class AgentControl(AgentHandle, abstract=True):
             completed_before: Only those that ended before that: an aware datetime, or how long ago ("90 days").
 
         Raises:
-            ValueError: *status* is unknown, or *completed_before* has no time zone or can't be read.
+            InvalidValue: *status* is unknown, or *completed_before* has no time zone or can't be read.
             InvalidType: *completed_before* is something else.
         """
         return control.delete_all(

@@ -42,7 +42,7 @@ class AgentTurns(AgentHandle, abstract=True):
             SubmissionConflict: *submission_id* and *idempotency_key* refer to different submissions.
             PayloadTooLarge: Messages or metadata exceed ``think_max_payload``.
             NotSerializable: The metadata is not JSON.
-            ValueError: An id or key is blank, too long, or begins with ``think-``.
+            InvalidValue: An id or key is blank, too long, or begins with ``think-``.
             InvalidType: An id or key is no text, or the metadata no dict.
         """
         rt = self._rt
@@ -120,7 +120,7 @@ class AgentTurns(AgentHandle, abstract=True):
             completed_before: Only those that ended before that: an aware datetime, or how long ago ("90 days").
 
         Raises:
-            ValueError: A status is none, or *completed_before* has no time zone or can't be read.
+            InvalidValue: A status is none, or *completed_before* has no time zone or can't be read.
             InvalidType: *completed_before* is something else.
         """
         return submissions.delete_all(self._rt, self._ref, status=status, completed_before=completed_before)

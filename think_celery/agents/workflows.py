@@ -161,7 +161,7 @@ class AgentWorkflows(AgentHandle, abstract=True):
             cursor: The ``cursor`` of the page before.
 
         Raises:
-            ValueError: *status*, *limit* or *cursor* can't be.
+            InvalidValue: *status*, *limit* or *cursor* can't be.
             InvalidType: *metadata* is no dict.
         """
         return listing.find(

@@ -1,9 +1,8 @@
 """Names of classes as they are typed: one that nobody knows is told, with the one that may be meant."""
 
-import difflib
-
 import click
 
+from think_celery.names import meant_by
 from think_celery.runtime import workflow_classes
 
 
@@ -15,10 +14,10 @@ def tell_unknown(workflow: str) -> None:
     known = workflow_classes.names()
     if not known or workflow in known:
         return
-    near = difflib.get_close_matches(workflow, known, 1)
+    near = meant_by(workflow, known)
     click.echo(
         f"No workflow class {workflow!r} is registered here. "
-        + (f"Did you mean {near[0]}? " if near else "")
+        + (f"Did you mean {near}? " if near else "")
         + f"There are: {', '.join(known)}.",
         err=True,
     )

@@ -76,7 +76,13 @@ class Attempt(Generic[T]):
 
 def checked(check: str, seconds: float, look: Callable[[], list[Finding]]) -> list[Finding]:
     """What a check finds that may hang."""
-    return _found(check, seconds, lambda: Attempt(look).result(_clock.elapsed() + seconds))
+    return begun(check, seconds, look)()
+
+
+def begun(check: str, seconds: float, look: Callable[[], list[Finding]]) -> Callable[[], list[Finding]]:
+    """Begin a check that may hang, beside others; the result waits for what it finds until its time is over."""
+    attempt, until = Attempt(look), _clock.elapsed() + seconds
+    return lambda: _found(check, seconds, lambda: attempt.result(until))
 
 
 def _found(check: str, seconds: float, look: Callable[[], list[Finding]]) -> list[Finding]:

@@ -1,7 +1,7 @@
 """``think-celery doctor``: what is wrong, and what to do about it."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,7 @@ from think_celery.cli.common import (
     missing_file,
     think_of,
 )
-from think_celery.cli.diagnosis import FIRST_LOOK_SECONDS, Diagnosis, checked, no_database, reach
+from think_celery.cli.diagnosis import FIRST_LOOK_SECONDS, Diagnosis, begun, checked, no_database, reach
 from think_celery.cli.options import App, app_options, json_option
 from think_celery.cli.printing import print_json
 from think_celery.clock import SystemClock
@@ -86,10 +86,11 @@ def doctor(
             think, Given(app, database_url)
         ).of_beat()
     elif _is_usable(think):
+        autostart: Callable[[], list[Finding]] = list
         if app is not None and worker is None:
             found += _look_at_classes(think.runtime.settings)
-            found += checked("starts", FIRST_LOOK_SECONDS, _look_at_autostart)
-        found += Diagnosis(think, Given(app, database_url), worker).findings()
+            autostart = begun("autostart", FIRST_LOOK_SECONDS, _look_at_autostart)
+        found += Diagnosis(think, Given(app, database_url), worker).findings() + autostart()
     else:
         found += _look_at_database(think.app, Given(app, database_url)) + reach(think.app)
     ill = any(each.level == "problem" for each in found)
@@ -208,9 +209,7 @@ def _look_at_autostart() -> list[Finding]:
         except Exception as error:  # of the user's own code; its text may hold anything
             why = str(error) if isinstance(error, ThinkError) else f"it raised {type(error).__name__}."
             found.append(
-                problem(
-                    "starts", f"autostart of {name} can't be used, so none of its agents is started: {why}"
-                )
+                problem("autostart", f"That of {name} can't be used, so none of its agents is started: {why}")
             )
     return found
 

@@ -52,8 +52,8 @@ def app_of_group() -> click.Option:
 
 def _named(ctx: click.Context, given: str | None) -> App | None:
     """The app that is named here, or was before."""
-    celerys, before = celery_option(ctx), ctx.meta.get(_NAMED)
-    outer = celerys if before is None else before
+    celerys = celery_option(ctx)
+    outer = ctx.meta.get(_NAMED, celerys)
     if given is not None and outer is not None and given != outer:
         words = "celery -A" if outer is celerys else "-A"
         raise click.UsageError(f"Two apps are named: {words} {outer}, and -A {given}. Leave one away.")

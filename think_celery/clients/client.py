@@ -92,7 +92,7 @@ class ThinkClient(WorkflowClient, JobClient):
             limit: How many at most.
 
         Raises:
-            ValueError: *limit* is no whole number between 1 and 1000.
+            InvalidValue: *limit* is no whole number between 1 and 1000.
             InvalidType: *agent_class* is neither an agent class nor a name.
         """
         return interactions.pending_of_all(
@@ -153,7 +153,7 @@ class ThinkClient(WorkflowClient, JobClient):
             cursor: The ``cursor`` of the page before.
 
         Raises:
-            ValueError: *kind* is unknown, *limit* is out of range, or the instant is a naive datetime.
+            InvalidValue: *kind* is unknown, *limit* is out of range, or the instant is a naive datetime.
             InvalidType: *agent_class* is neither an agent class nor a name.
         """
         found = schedules.find(
