@@ -226,8 +226,8 @@ class Good(Think, name="AutoshopGood"):
 
         said = doctor("-A", "autoshop", "--database-url", f"sqlite:///{tmp_path / 'none.db'}")
 
-        assert said.level("starts") == "problem"
-        told = said.text("starts")
+        assert said.level("autostart") == "problem"
+        told = said.text("autostart")
         assert "That of AutoshopOne can't be used" in told
         assert "it must be a list of agents' names" in told
         assert "AutoshopOdd.autostart=7" in told

@@ -211,7 +211,7 @@ def _look_at_autostart() -> list[Finding]:
             found.append(
                 problem("autostart", f"That of {name} can't be used, so none of its agents is started: {why}")
             )
-    return found
+    return found or [ok("autostart", "That of each class can be used.")]
 
 
 def _make(given: Any, settings: Settings) -> None:

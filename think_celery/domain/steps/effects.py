@@ -23,7 +23,6 @@ from think_celery.durations import Duration, as_timedelta
 from think_celery.errors import (
     AsyncNotSupported,
     InsideTransaction,
-    InvalidType,
     InvalidValue,
     LeaseLost,
     NonRetryableError,
@@ -123,7 +122,7 @@ def _retry_of(name: str, retry: object) -> Retry:
     """How often a step is tried."""
     try:
         check_retry(retry)
-    except InvalidType as error:
+    except InvalidValue as error:
         raise StepMisuse(name, str(error)) from None
     return retry if isinstance(retry, Retry) else USUAL
 
