@@ -2,7 +2,7 @@
 
 Most tests of whole workers wait most of the time, and the other tests compute. So there are more processes than
 processors, and each has at any time whichever comes next: the longest first, so that no process is left with one
-at the end, and then one kind among the other. The longest wait most; every other process begins with the others,
+at the end, and then one kind among the other. The longest wait most; one process of three begins with the others,
 so that the processors have something to do meanwhile.
 """
 
@@ -38,7 +38,7 @@ LONGEST = (
     "tests/examples/",
     "tests/pools/",
 )
-"""What begins first, in this order; in every other process, what comes last, in the opposite one."""
+"""What begins first, in this order; in one process of three, what comes last, in the opposite one."""
 
 
 class Schedule(LoadScopeScheduling):  # type: ignore[misc]
@@ -50,7 +50,7 @@ class Schedule(LoadScopeScheduling):  # type: ignore[misc]
         return next((room for room in TOGETHER if nodeid.startswith(room)), nodeid.partition("::")[0])
 
     def _assign_work_unit(self, node: Any) -> None:
-        comes_next = max if self.nodes.index(node) % 2 else min
+        comes_next = max if self.nodes.index(node) % 3 == 2 else min
         self.workqueue.move_to_end(comes_next(self.workqueue, key=turn), last=False)
         super()._assign_work_unit(node)
 
