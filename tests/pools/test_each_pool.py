@@ -170,7 +170,8 @@ class TestHandingOver:
         assert FINAL.startswith(cut)
         stage.until(stage.turn_ended, 3 * BOUND, what="ended")
         stage.check_answer("do: note glacially", stage.submission().message_id)
-        assert stage.submission().attempts == 1  # that of the second worker; the first one's does not count
+        # That of the second worker; the first one's does not count.
+        assert stage.submission().attempts == 1, stage.report()
         assert stage.counts() == {"note": 1}
         assert len(stage.requests()) == 3
         log = "\n".join(worker.output() for worker in stage.workers)
